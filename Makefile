@@ -1,0 +1,75 @@
+# rlhf.c: `make` builds ./rlhf, `make test` runs the tests, `make help` lists the rest.
+#
+# Folders build into one static library each, in the order of who may include whom; linking in that
+# order keeps includes honest. SAN=1: address and undefined sanitizers, in a build folder of their own.
+
+BUILD  ?= build$(if $(SAN),-san)
+ARCH   ?= native
+CC      = gcc
+CXX     = g++
+PKGS    = openblas yaml-0.1 jansson libpcre2-8 zlib sentencepiece
+
+WARN    = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
+OPT     = -O3 -g -march=$(ARCH) -fno-math-errno -fno-trapping-math
+SANFLAGS = $(if $(SAN),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)
+, := ,
+INCLUDE = -I. $(shell pkg-config --cflags $(PKGS)) $(addprefix -isystem ,$(patsubst -I%,%,$(filter -I%,$(shell mpicc --showme:compile))))
+CFLAGS  = -std=c11 -D_GNU_SOURCE -ffp-contract=fast -fopenmp $(WARN) $(OPT) $(SANFLAGS) -MMD -MP $(INCLUDE)
+CXXFLAGS = -std=c++17 $(WARN) -O2 -g $(SANFLAGS) -MMD -MP $(INCLUDE)
+LDLIBS  = $(shell pkg-config --libs $(PKGS)) $(shell mpicc --showme:link) -lcmocka -lm -lstdc++ -fopenmp
+ifeq ($(ONEDNN),1)
+CFLAGS += -DWITH_ONEDNN
+LDLIBS += -ldnnl
+endif
+
+# Upper folders first: a static library only resolves symbols of the ones behind it.
+FOLDERS = orchestrator actor critic reward generation model zeropp kernels core
+sources = $(filter-out orchestrator/main.c,$(wildcard $(1)/*.c $(1)/*.cc $(if $(filter kernels,$(1)),kernels/cpu/*.c)))
+objects = $(patsubst %,$(BUILD)/%.o,$(call sources,$(1)))
+LIBS    = $(patsubst %,$(BUILD)/lib%.a,$(FOLDERS))
+
+TESTS   = $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
+SCRIPTS = $(patsubst tests/%.sh,%,$(wildcard tests/cli_*.sh))
+TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c tests/fuzz_*.c))
+
+all: rlhf
+rlhf: $(BUILD)/rlhf
+	@cp $< $@.tmp && mv $@.tmp $@
+$(BUILD)/rlhf: $(BUILD)/orchestrator/main.c.o $(LIBS)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+define folder
+$(BUILD)/lib$(1).a: $(call objects,$(1))
+	@rm -f $$@ && ar rcs $$@ $$^
+endef
+$(foreach f,$(FOLDERS),$(eval $(call folder,$(f))))
+
+$(BUILD)/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@ $<
+$(BUILD)/%.cc.o: %.cc
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+$(BUILD)/tests/test_%: $(BUILD)/tests/test_%.c.o $(BUILD)/tests/test.c.o $(LIBS)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBS)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/tests/parity: $(BUILD)/tests/parity.c.o $(LIBS)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+# `make test ONLY="test_core_json cli_train"` runs some.
+ONLY ?= $(TESTS) $(SCRIPTS)
+test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)))
+	@RLHF_BIN=$(abspath $(BUILD)/rlhf) tests/run.sh $(BUILD) $(ONLY)
+
+parity: $(BUILD)/tests/parity
+	@$< $(or $(FIXTURES),../shared/fixtures)
+
+clean:
+	rm -rf build build-san rlhf
+format:
+	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
+
+.PHONY: all test parity clean format
+.SECONDARY:
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,81 @@
+/* generation: the tokenizer and the rollout engine (scheduler, paged KV cache, decode, sampler).
+ * Random numbers are keyed by (seed, step, prompt id, sample id, position), so that a sample does
+ * not depend on its company in the batch or on the number of ranks. */
+#ifndef GENERATION_H
+#define GENERATION_H
+
+#include "core/rollout.h"
+#include "model/model.h"
+
+/* ---- tokenizer: SentencePiece (tokenizer.model) ---- */
+typedef struct Tokenizer Tokenizer;
+/* path: a folder with tokenizer.model (and tokenizer_config.json, special_tokens_map.json:
+ * add_bos_token, added tokens), or a .model file. A folder with another kind of tokenizer is
+ * refused by name. */
+Tokenizer *tokenizer_load(const char *path, Error *err);
+void tokenizer_free(Tokenizer *t);
+int tokenizer_vocab_size(const Tokenizer *t);
+int tokenizer_bos(const Tokenizer *t); /* -1: none */
+int tokenizer_eos(const Tokenizer *t);
+bool tokenizer_adds_bos(const Tokenizer *t);
+int tokenizer_special(const Tokenizer *t,
+                      const char *text); /* id of a control/added token spelled so, or -1 */
+
+enum {
+  TOK_BOS = 1,
+  TOK_SPECIAL = 2 /* spelled special tokens in text become their ids (templates only) */
+};
+/* Appends to a growing array; text is bytes of any kind (broken UTF-8 goes through byte fallback or
+ * is an error naming the byte offset where the vocabulary has none). */
+typedef struct TokenList {
+  int32_t *v;
+  int n, cap;
+} TokenList;
+int tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int flags, TokenList *out,
+                     Error *err);
+void token_list_push(TokenList *l, int32_t id);
+void token_list_free(TokenList *l);
+/* Decodes to a malloc'ed NUL-terminated string; control tokens are left out. Ids out of range:
+ * error. */
+char *tokenizer_decode(const Tokenizer *t, const int32_t *ids, int n, size_t *len, Error *err);
+
+/* ---- generate ---- */
+typedef struct GenParams {
+  SampleParams sample;
+  int max_new_tokens;
+  int min_new_tokens; /* EOS cannot be drawn before */
+  int n_eos;
+  int eos_ids[MODEL_MAX_EOS]; /* none: only the length ends a sequence */
+  uint64_t seed, step;
+  int max_batch;         /* sequences decoded together; 0: by the page budget */
+  int page_size;         /* tokens per KV page; 0: 16 */
+  int64_t max_kv_tokens; /* page budget in tokens; 0: what max_batch sequences of the longest
+                            request need */
+  int prefill_tokens;    /* tokens per prefill chunk batch; 0: 4096 */
+} GenParams;
+
+typedef struct GenRequest {
+  const int32_t *prompt;
+  int prompt_len;
+  int prompt_id, sample_id;
+} GenRequest;
+typedef struct GenResult {
+  int32_t *tokens;
+  float *logprobs;
+  int n;
+  bool ended; /* by an EOS, which is the last token */
+} GenResult;
+
+/* Generates for this rank's requests (n may differ between ranks, 0 included: weights are gathered
+ * once by all, then no rank waits for another until the end). Results in request order;
+ * gen_results_free. A prompt that leaves no room within max_positions is an error before anything
+ * runs. Collective. */
+typedef struct GenStats {
+  int64_t prompt_tokens, generated_tokens, decode_steps;
+  double prefill_seconds, decode_seconds, gather_seconds;
+} GenStats;
+int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,
+             GenStats *stats, Error *err);
+void gen_results_free(GenResult *r, int n);
+
+#endif

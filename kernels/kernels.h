@@ -1,0 +1,241 @@
+/* kernels: all that touches a device: memory, math, collectives. The only interface to them.
+ *
+ * A Device is one back end on one rank. Its Ops table holds every kernel; the CPU's are in cpu/
+ * (the readable reference, and fast), CUDA's repeat the names in cuda/. Both live in one binary and
+ * a test can open both and compare.
+ *
+ * Contracts that hold for every op:
+ * - tensors are contiguous, row-major, in device memory; outputs do not alias inputs unless it says
+ * so;
+ * - ops are queued in order on the device's compute stream; device_sync waits (the CPU runs at
+ * once);
+ * - float tensors are F32 on the CPU; row statistics, losses and reductions are always F32;
+ * - sizes of zero are fine and do nothing; a shape that does not fit the contract dies;
+ * - same inputs, same device, same thread count: same bits. Nothing is summed by atomics.
+ */
+#ifndef KERNELS_H
+#define KERNELS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/error.h"
+#include "core/tensor.h"
+
+typedef struct Device Device;
+
+/* C = alpha * op(A) op(B) + beta * C. beta = 0 never reads C (it may hold NaN). */
+typedef enum GemmKind {
+  GEMM_NT, /* C[m,n] = A[m,k] B[n,k]^T   y = x W^T        (forward) */
+  GEMM_NN, /* C[m,n] = A[m,k] B[k,n]     dx = dy W        (input gradient) */
+  GEMM_TN  /* C[m,n] = A[k,m]^T B[k,n]   dW += dy^T x     (weight gradient) */
+} GemmKind;
+
+/* The heads of one attention layer. qkv rows are [q: H x D | k: K x D | v: K x D], Q = (H + 2K) D
+ * wide. */
+typedef struct AttnShape {
+  int n_heads, n_kv_heads, head_dim;
+  float scale; /* of q.k, usually 1/sqrt(head_dim) */
+  int window;  /* sliding window: token t sees (t - window, t]; 0: all of 0..t */
+} AttnShape;
+
+/* Packed sequences: sequence b is rows offsets[b] .. offsets[b+1). offsets is host memory. */
+typedef struct Segments {
+  int n_seqs;
+  const int32_t *offsets; /* [n_seqs + 1], host */
+} Segments;
+
+typedef struct AdamW {
+  float lr, beta1, beta2, eps, weight_decay;
+  float grad_scale; /* multiplies the gradient first: clip coefficient and unscaling in one */
+  int64_t t;        /* 1-based step, for bias correction */
+} AdamW;
+
+typedef struct SampleParams {
+  float temperature; /* > 0; ignored when greedy */
+  int top_k;         /* 0: off */
+  float top_p;       /* 1: off. Applied after top_k, on the renormalised distribution */
+  bool greedy;       /* argmax, ties to the lowest id */
+} SampleParams;
+
+typedef struct Ops {
+  void (*gemm)(Device *, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c);
+
+  /* y_NC = table_VC[tokens_N] ; tokens is I32 device memory, ids in [0, V). */
+  void (*embedding_fwd)(Device *, Tensor tokens_N, Tensor table_VC, Tensor y_NC);
+  /* dtable_VC += dy rows; tokens that occur several times are added in token order. */
+  void (*embedding_bwd)(Device *, Tensor tokens_N, Tensor dy_NC, Tensor dtable_VC);
+
+  /* RMSNorm (Zhang & Sennrich 2019): y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps).
+   * If delta_NC is present, x_NC is first replaced by x + delta (the residual stream, in place).
+   * rstd_N may be absent when no backward follows. y may be absent (only the residual add). */
+  void (*rmsnorm_fwd)(Device *, Tensor x_NC, Tensor delta_NC, Tensor w_C, float eps, Tensor y_NC,
+                      Tensor rstd_N);
+  /* dx_NC += gradient through the norm (the residual's own gradient is already in dx); dw_C +=. */
+  void (*rmsnorm_bwd)(Device *, Tensor dy_NC, Tensor x_NC, Tensor w_C, Tensor rstd_N, Tensor dx_NC,
+                      Tensor dw_C);
+
+  /* Rotary embedding (Su et al. 2021), Hugging Face's half-split pairing: (x[i], x[i + rot/2]) for
+   * i < rot/2, rot = 2 * dim[1] of cos. In place on the q and k heads of qkv_NQ. cos, sin: [P,
+   * rot/2]; positions_N: I32 in [0, P). inverse = true applies the transpose (the gradient). */
+  void (*rope)(Device *, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
+               AttnShape s, bool inverse);
+
+  /* Causal attention over packed sequences, grouped queries (head h uses kv head h / (H/K)).
+   * out_N(HD); lse_NH = log sum exp of the scaled scores, may be absent when no backward follows.
+   */
+  void (*attention_fwd)(Device *, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
+                        Tensor lse_NH);
+  /* dqkv_NQ is written whole. */
+  void (*attention_bwd)(Device *, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
+                        Segments seg, AttnShape s, Tensor dqkv_NQ);
+
+  /* Paged KV cache: pages are [n_pages, page_size, K, D], one tensor for k and one for v per layer.
+   * slot_N (I32) = page * page_size + place of each row's token. */
+  void (*kv_write)(Device *, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k_pages,
+                   Tensor v_pages);
+  /* One query per sequence: row b of qkv_BQ (its q heads) against the first len_B[b] cached tokens
+   * of sequence b (its own, already written, included). page_table_BP: I32 page ids. */
+  void (*attention_decode)(Device *, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,
+                           Tensor k_pages, Tensor v_pages, Tensor out_BHD);
+
+  /* SwiGLU (Shazeer 2020): y_NF = silu(g) * u with gu_N2F rows = [g: F | u: F]. */
+  void (*swiglu_fwd)(Device *, Tensor gu_N2F, Tensor y_NF);
+  void (*swiglu_bwd)(Device *, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
+
+  void (*bias_add)(Device *, Tensor x_NC, Tensor b_C);    /* x += b */
+  void (*bias_grad)(Device *, Tensor dy_NC, Tensor db_C); /* db += column sums */
+
+  /* Log-softmax of logits * inv_temp: logprob_R of target_R (I32), lse_R, and entropy_R (may be
+   * absent). */
+  void (*logprob_fwd)(Device *, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor logprob_R,
+                      Tensor lse_R, Tensor entropy_R);
+  /* In place: logits become d loss / d logits, given d loss / d logprob and (may be absent) d loss
+   * / d entropy. Needs lse_R and, with dentropy_R, entropy_R of the forward. */
+  void (*logprob_bwd)(Device *, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor lse_R,
+                      Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R);
+
+  void (*gather_rows)(Device *, Tensor x_NC, Tensor rows_R, Tensor y_RC); /* y = x[rows] */
+  void (*scatter_add_rows)(Device *, Tensor y_RC, Tensor rows_R,
+                           Tensor x_NC); /* x[rows] += y; a row may repeat */
+
+  /* One token per row of logits. Filters as SampleParams says; u_B in (0,1) is the row's random
+   * number. token_B I32; logprob_B = log of the probability it was drawn with (after temperature
+   * and filters; greedy: of the unfiltered softmax at temperature 1). banned_V: U8 per id, 1 =
+   * never (may be absent). */
+  void (*sample)(Device *, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
+                 Tensor token_B, Tensor logprob_B);
+
+  /* AdamW (Loshchilov & Hutter 2019) on fp32, as PyTorch computes it: decay w *= 1 - lr * wd first.
+   */
+  void (*adamw)(Device *, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v);
+  /* Sum of squares in double, host result; NaN or Inf in x makes it non-finite. Fixed order. */
+  double (*sum_squares)(Device *, Tensor x);
+  void (*axpy)(Device *, float alpha, Tensor x, Tensor y); /* y += alpha x */
+  void (*scale)(Device *, float alpha, Tensor x); /* x *= alpha; alpha = 0 writes 0 also over NaN */
+  void (*lerp)(Device *, float w, Tensor x, Tensor y); /* y = w y + (1 - w) x  (EMA, decay w) */
+} Ops;
+
+/* ---- devices and memory -------------------------------------------------------------------- */
+
+typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA } DeviceKind;
+
+/* threads: CPU threads of this rank; 0: the cores this process may use / ranks that share them. */
+Device *device_open(DeviceKind kind, int threads, Error *err);
+void device_close(Device *d);
+const Ops *device_ops(const Device *d);
+DeviceKind device_kind(const Device *d);
+const char *device_describe(const Device *d); /* "AMD EPYC, 2 threads, OpenBLAS 0.3.21 SkylakeX" */
+int device_threads(const Device *d);
+
+void *device_alloc(
+    Device *d,
+    size_t bytes); /* 64-byte aligned, uninitialised; dies naming the size when out of memory */
+void device_free(Device *d, void *p);
+void device_zero(Device *d, void *p, size_t bytes);
+void device_upload(Device *d, void *dst, const void *src_host, size_t bytes);
+void device_download(Device *d, void *dst_host, const void *src,
+                     size_t bytes); /* waits for the compute stream */
+void device_sync(Device *d);
+size_t device_bytes(const Device *d);      /* allocated now */
+size_t device_peak_bytes(const Device *d); /* most since the last reset */
+void device_reset_peak(Device *d);
+size_t device_total_memory(
+    const Device *d); /* bytes this rank may use: memory of the machine / ranks on it */
+
+/* Rates measured on this device now, for "utilisation of the peak": takes about half a second. */
+typedef struct DeviceRates {
+  double gemm_flops;
+  double copy_bytes;
+} DeviceRates; /* per second, this rank alone */
+DeviceRates device_measure(Device *d);
+
+double clock_seconds(void); /* monotonic */
+
+/* ---- ranks ---------------------------------------------------------------------------------- */
+
+/* Ranks form a grid of nodes x local. Rank (n, j) is local rank j of node n; ranks are numbered
+ * n * local + j. Ranks per node come from the hosts that MPI reports, or from the caller. */
+typedef struct Comm Comm;
+typedef struct Grid {
+  int rank, world;  /* this rank, all ranks */
+  int nodes, local; /* nodes * local = world */
+  int node, local_rank;
+  Comm *all;   /* every rank */
+  Comm *intra; /* the ranks of this node, by local rank */
+  Comm *inter; /* the ranks with this local rank, by node */
+} Grid;
+
+/* Starts MPI (works without mpirun: one rank) and sets die()'s rank and hook. Rank 0 of a world
+ * that no one launched is alone. ranks_per_node 0: hosts decide. Refuses unequal nodes with an
+ * error. */
+int launch_init(int *argc, char ***argv, Error *err);
+int launch_rank(void);
+int launch_world(void);
+Grid *grid_create(int ranks_per_node, Error *err);
+void grid_free(Grid *g);
+void launch_finish(void);
+
+/* Collectives over host or CPU-device memory. All ranks of the Comm call them in the same order
+ * with matching counts; any count, zero included. Each is counted (bytes that this rank received
+ * from ranks of its own node / of other nodes) and timed. A failure dies with rank, collective and
+ * cause. */
+int comm_size(const Comm *c);
+int comm_rank(const Comm *c);
+/* recv = concatenation of every rank's block by rank; counts in bytes, [size]; send may lie in its
+ * place in recv. */
+void comm_all_gather(Comm *c, const void *send, void *recv, const size_t *bytes_of_rank);
+/* recv[counts[me]] = sum over ranks, added in rank order in fp32, of block `me` of send (blocks by
+ * rank). Deterministic. send is not changed. */
+void comm_reduce_scatter_f32(Comm *c, const float *send, float *recv, const size_t *count_of_rank);
+/* Block r of send goes to rank r; byte counts. */
+void comm_all_to_all(Comm *c, const void *send, const size_t *send_bytes, void *recv,
+                     const size_t *recv_bytes);
+void comm_all_reduce_f64(Comm *c, double *x, int n,
+                         bool max); /* in place; sum in rank order, or max */
+void comm_broadcast(Comm *c, void *data, size_t bytes, int root);
+void comm_barrier(Comm *c);
+/* Agreement on errors of the outside world: rc < 0 on any rank makes it -1 on all, with the message
+ * of the lowest such rank. Every rank must call it. */
+int comm_agree(Comm *c, int rc, Error *err);
+
+typedef enum CollKind {
+  COLL_ALL_GATHER,
+  COLL_REDUCE_SCATTER,
+  COLL_ALL_TO_ALL,
+  COLL_ALL_REDUCE,
+  COLL_BROADCAST,
+  COLL_BARRIER,
+  COLL_KINDS
+} CollKind;
+const char *coll_name(CollKind k);
+typedef struct TrafficCount {
+  uint64_t calls, intra_bytes, inter_bytes;
+  double seconds;
+} TrafficCount;
+typedef struct Traffic {
+  TrafficCount of[COLL_KINDS];
+} Traffic;
+Traffic traffic_now(void); /* since the start, all Comms of this rank; differences give a phase's */
+
+#endif

@@ -1,0 +1,143 @@
+/* model: one decoder trunk for every family, two heads (language model, scalar). Hand-written
+ * forward and backward; Hugging Face folders in and out.
+ *
+ * Batches are packed: token-major, never padded, so a token's result does not depend on its company
+ * (to rounding) and there is no mask. Callers name the rows they want (usually response positions):
+ * the head runs over those rows only, in chunks, and [N, V] logits never exist at once.
+ */
+#ifndef MODEL_H
+#define MODEL_H
+
+#include "core/arena.h"
+#include "core/json.h"
+#include "core/rollout.h"
+#include "zeropp/zeropp.h"
+
+typedef enum HeadKind { HEAD_LM, HEAD_SCALAR } HeadKind;
+typedef enum RopeKind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 } RopeKind;
+#define MODEL_MAX_EOS 16
+
+/* Feature flags: a new family is a row in a table (model/config.c), not a file. */
+typedef struct ModelConfig {
+  char family[32]; /* model_type, "llama" */
+  int vocab_size, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, max_positions;
+  float norm_eps;
+  bool tied_head;
+  bool qkv_bias, o_bias, mlp_bias;
+  int window; /* 0: none */
+  RopeKind rope;
+  double rope_theta;
+  double rope_factor, rope_low_freq, rope_high_freq; /* linear: factor; llama3: all */
+  int rope_original_positions;
+  float init_std;                    /* initializer_range */
+  int bos_id, pad_id;                /* -1: none */
+  int n_eos, eos_ids[MODEL_MAX_EOS]; /* generation_config.json's, else config.json's */
+  HeadKind head;                     /* what the checkpoint's architecture says */
+  DType dtype; /* of the checkpoint's tensors as config says; F32 when it does not */
+} ModelConfig;
+
+/* Reads DIR/config.json (older and newer spelling) and generation_config.json. Refuses, by name, an
+ * architecture or a flag that is not supported; never guesses. */
+int model_config_read(const char *dir, ModelConfig *out, Error *err);
+int model_config_check(const ModelConfig *c,
+                       Error *err); /* consistency: heads divide, sizes positive... */
+int64_t model_config_params(const ModelConfig *c, HeadKind head);
+/* The parameter table of a model. Returns the count; *specs is malloc'ed. */
+int model_specs(const ModelConfig *c, HeadKind head, ParamSpec **specs);
+
+typedef struct Model Model;
+typedef struct ModelOptions {
+  HeadKind head;
+  bool trainable;
+  bool recompute; /* store block inputs only; run each block's forward again in backward */
+  bool init_head; /* HEAD_SCALAR on a checkpoint without one: start it at random instead of refusing
+                   */
+  uint64_t seed;  /* for init */
+  ZeroPPConfig zero; /* trainable is taken from above */
+} ModelOptions;
+
+/* Loads a Hugging Face folder; each rank reads only its own pieces. Every tensor of the table must
+ * be there with its shape; unknown extra tensors are an error naming the first (rotary inv_freq
+ * buffers and a redundant tied lm_head are fine). A causal checkpoint loads as HEAD_SCALAR only
+ * with init_head. Scalar heads found: score, v_head, value_head, reward_head (with .weight or
+ * .summary.weight, [1, C] or [C]; a bias when there). Collective. */
+Model *model_load(Device *d, Grid *g, Arena *arena, const char *dir, const ModelOptions *o,
+                  Error *err);
+Model *model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c,
+                    const ModelOptions *o); /* random */
+/* Same weights under another head or trainability: trunk copied, a scalar head kept if `from` has
+ * one, else init (needs init_head). NULL on error. */
+Model *model_derive(Model *from, const ModelOptions *o, Error *err);
+void model_free(Model *m);
+
+/* Writes a Hugging Face folder (config.json, generation_config.json, model.safetensors or shards
+ * with an index, tokenizer files copied from tokenizer_dir when not NULL) atomically: DIR appears
+ * whole or not at all. kind: STATE_MASTER or STATE_EMA. extra: keys to merge into config.json
+ * (reward mean and std), may be NULL. Tied heads are written once. Loads in transformers and here
+ * with identical results. Collective. */
+typedef struct SaveOptions {
+  DType dtype;
+  StateKind kind;
+  uint64_t max_shard_bytes;
+  const char *tokenizer_dir;
+  const json_t *extra;
+} SaveOptions;
+int model_save(Model *m, const char *dir, const SaveOptions *o, Error *err);
+
+const ModelConfig *model_config(const Model *m);
+HeadKind model_head(const Model *m);
+ZeroPP *model_zero(Model *m);
+Device *model_device(Model *m);
+Grid *model_grid(Model *m);
+Arena *model_arena(Model *m);
+double model_flops_done(
+    const Model *m); /* model FLOPs since creation, this rank: 2 per multiply-add of
+the matrices and causal attention from real lengths, backward twice, no recomputation counted */
+
+/* A Batch with n_seqs = 0 only takes part in the collectives (ranks with fewer micro-batches). */
+
+/* ---- inference: rows_R are positions in the packed batch (any order), results in host memory ----
+ */
+
+/* logprobs_R[i] = log softmax(logits[rows[i]] / temperature)[targets[i]]; entropy_R may be NULL. */
+void model_logprobs(Model *m, Batch b, int n_rows, const int32_t *rows, const int32_t *targets,
+                    float temperature, float *logprobs, float *entropy);
+void model_values(Model *m, Batch b, int n_rows, const int32_t *rows,
+                  float *values); /* HEAD_SCALAR */
+void model_logits(Model *m, Batch b, int n_rows, const int32_t *rows,
+                  float *logits_RV); /* small cases: tests, parity */
+
+/* ---- training: forward, loss, backward, reduction of one micro-batch ---- */
+
+/* Called once or more over disjoint ranges that cover [0, n_rows): given log-probs and entropies of
+ * rows [first, first + n), writes d loss / d logprob and d loss / d entropy (both pre-zeroed). Host
+ * memory. */
+typedef void (*LmLoss)(void *ctx, int first, int n, const float *logprob, const float *entropy,
+                       float *dlogprob, float *dentropy);
+/* entropy is computed (and dentropy used) only if want_entropy; else both are NULL. */
+void model_train_lm(Model *m, Batch b, int n_rows, const int32_t *rows, const int32_t *targets,
+                    float temperature, bool want_entropy, LmLoss loss, void *ctx);
+/* Called once with all rows. */
+typedef void (*ValueLoss)(void *ctx, int n, const float *values, float *dvalues);
+void model_train_values(Model *m, Batch b, int n_rows, const int32_t *rows, ValueLoss loss,
+                        void *ctx);
+
+/* ---- the trunk for generation ---- */
+
+/* Runs the trunk over n tokens (host ids and positions) without keeping activations. For each layer
+ * it calls attend(ctx, layer, qkv_NQ after rope, out_NHD), which must fill out (device memory): the
+ * caller owns the KV cache. Then the final norm; the LM head over the given rows gives logits_RV
+ * (device memory). */
+typedef void (*Attend)(void *ctx, int layer, Tensor qkv_NQ, Tensor out_NHD);
+void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions, Attend attend,
+                void *ctx, int n_rows, const int32_t *rows, Tensor logits_RV);
+AttnShape model_attn_shape(const Model *m);
+
+/* Model FLOPs of a forward over sequences of these lengths with n_rows head rows. */
+double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, const int32_t *lengths,
+                           int64_t n_rows);
+/* Activation bytes of one micro-batch of n_tokens (the memory plan). */
+uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, bool train,
+                                bool recompute);
+
+#endif

@@ -1,0 +1,74 @@
+/* orchestrator: the loop, the stages, the run directory, the report and the command line. */
+#ifndef ORCHESTRATOR_H
+#define ORCHESTRATOR_H
+
+#include "actor/actor.h"
+#include "critic/critic.h"
+#include "generation/generation.h"
+#include "reward/reward.h"
+
+/* ---- data ---- */
+/* Examples of one data set as tokens. Every rank reads the same files and holds the same sets. */
+typedef struct SftSet {
+  int n;
+  TokenList tokens;
+  int32_t *offsets, *loss_from;
+} SftSet;
+typedef struct PairSet {
+  int n;
+  TokenList tokens;
+  int32_t *offsets; /* [2n+1] chosen, rejected */
+  float *margins;
+} PairSet;
+typedef struct PromptSet {
+  int n;
+  TokenList tokens;
+  int32_t *offsets;
+  char **text;
+  char **answer;
+} PromptSet;
+typedef struct DataReport {
+  int64_t records, dropped, truncated;
+} DataReport;
+int data_load_sft(const Recipe *r, const Tokenizer *t, SftSet *train, SftSet *held_out,
+                  DataReport *rep, Error *err);
+int data_load_pairs(const Recipe *r, const Tokenizer *t, PairSet *train, PairSet *held_out,
+                    DataReport *rep, Error *err);
+int data_load_prompts(const Recipe *r, const Tokenizer *t, PromptSet *train, PromptSet *held_out,
+                      DataReport *rep, Error *err);
+void sft_set_free(SftSet *s);
+void pair_set_free(PairSet *s);
+void prompt_set_free(PromptSet *s);
+/* The i-th index of an endless shuffled walk over n items: epoch i / n is permuted by (seed,
+ * epoch). Pure, so that a resumed run needs only the position. */
+int32_t data_order(uint64_t seed, const char *what, int64_t i, int32_t n);
+
+/* ---- report ---- */
+typedef enum Phase {
+  PH_ROLLOUT,
+  PH_ACTOR_LOGPROBS,
+  PH_REFERENCE,
+  PH_VALUES,
+  PH_REWARDS,
+  PH_ADVANTAGES,
+  PH_ACTOR_UPDATE,
+  PH_CRITIC_UPDATE,
+  PH_REFRESH,
+  PH_CHECKPOINT,
+  PH_SFT,
+  PH_REWARD_TRAIN,
+  PH_EVAL,
+  PH_OTHER,
+  PH_COUNT
+} Phase;
+typedef struct PhaseTotals {
+  double seconds, flops, comm_seconds;
+  int64_t sequences, prompt_tokens, generated_tokens;
+  Traffic traffic;
+  size_t peak_bytes;
+  int64_t calls;
+} PhaseTotals;
+typedef struct Report
+    Report; /* opaque: clocks, totals, metrics file, progress line; orchestrator/report.h */
+
+#endif

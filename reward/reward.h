@@ -1,0 +1,90 @@
+/* reward: the reward model, programmatic rewards, shaping and KL control; pairwise training. */
+#ifndef REWARD_H
+#define REWARD_H
+
+#include "core/recipe.h"
+#include "core/rollout.h"
+#include "model/model.h"
+
+/* ---- the reward model ---- */
+/* scores[b] = head at the last token of each of this rank's sequences, as the model gives them.
+ * Collective. */
+void reward_scores(Model *m, const BatchPlan *plan, Rollout *ro, float *scores);
+
+/* Pairs: sequences 2i (chosen) and 2i + 1 (rejected), packed; the whole global batch on every rank.
+ * loss = mean over pairs of softplus(-(s_c - s_r - margin)), computed without overflow. */
+typedef struct PairBatch {
+  int n_pairs;
+  const int32_t *offsets; /* [2 n + 1] */
+  const int32_t *tokens;
+  const float *margins; /* or NULL */
+} PairBatch;
+typedef struct PairStats {
+  double loss, accuracy, score_mean, score_std, margin_mean, grad_norm;
+  int64_t tokens;
+  bool skipped;
+} PairStats;
+typedef struct PairTerm {
+  float loss, dchosen, drejected;
+} PairTerm;
+PairTerm pair_term(float chosen, float rejected, float margin);
+void reward_train_step(Model *m, const PairBatch *b, int micro_tokens, AdamW opt, float max_norm,
+                       PairStats *out);
+void reward_eval(Model *m, const PairBatch *b, int micro_tokens, PairStats *out);
+
+/* Mean and standard deviation of scores, kept in the model's config.json as "rlhf_score_mean",
+ * "rlhf_score_std". */
+typedef struct ScoreNorm {
+  double mean, std;
+  bool known;
+} ScoreNorm;
+int score_norm_read(const char *model_dir, ScoreNorm *out, Error *err);
+
+/* ---- programmatic rewards ---- */
+/* What a term may look at. Text is the decoded response (special tokens left out). */
+typedef struct RewardInput {
+  const char *prompt_text, *response_text;
+  size_t response_len;
+  const char *answer; /* or NULL */
+  int response_tokens;
+  bool ended;
+} RewardInput;
+typedef struct RewardTerms RewardTerms;
+RewardTerms *reward_terms_create(const RewardTerm *terms, int n,
+                                 Error *err); /* compiles patterns */
+void reward_terms_free(RewardTerms *t);
+bool reward_terms_need_model(const RewardTerms *t);
+/* out[i] = sum over terms but "model" of weight * value; the model's weight is
+ * reward_terms_model_weight. One call for many, so that an external command starts once per batch.
+ * An external command that fails, times out or answers wrongly is an error. */
+int reward_terms_eval(RewardTerms *t, const RewardInput *in, int n, float *out, Error *err);
+double reward_terms_model_weight(const RewardTerms *t);
+
+/* ---- shaping and KL control ---- */
+typedef struct KlController {
+  bool adaptive;
+  double coef, target, horizon;
+} KlController;
+/* Ziegler et al. 2019: coef *= 1 + clip(kl / target - 1, +-0.2) * n / horizon; n = sequences.
+ * Fixed: nothing. */
+void kl_controller_update(KlController *c, double kl, int64_t n);
+
+typedef struct ShapeConfig {
+  double kl_coef;
+  bool kl_in_reward;
+  int kl_kind; /* 1, 2, 3 */
+  double reward_clip, missing_eos_penalty;
+} ShapeConfig;
+typedef struct ShapeStats {
+  double kl_mean; /* per sequence: sum over response tokens of the estimator in use, mean over
+                     sequences; the KL that the controller is fed */
+  double kl_token_mean;
+  double score_mean, score_std, reward_mean; /* reward: whole shaped sum per sequence */
+  double ended_fraction, response_len_mean;
+} ShapeStats;
+/* rewards[t] = -kl_coef * kl_t (if kl_in_reward); on the last response token + clamp(score - (ended
+ * ? 0 : penalty), +-reward_clip). An empty answer has no token to carry a reward. Writes
+ * ro->rewards, sets its bit. Pure. */
+void shape_rewards(Rollout *ro, const ShapeConfig *c, ShapeStats *out);
+
+#endif

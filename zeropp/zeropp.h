@@ -1,0 +1,147 @@
+/* zeropp: sharded parameters. ZeRO-3 (Rajbhandari et al. 2020) on a nodes x local grid of ranks.
+ *
+ * Every parameter is cut first into `local` contiguous slices (of whole rows where it has rows),
+ * then each slice into `nodes` contiguous pieces; rank (n, j) owns piece n of slice j: its fp32
+ * master, its AdamW moments, its gradient sum. Parameters belong to units (embedding, each block,
+ * head) that are gathered and reduced together.
+ *
+ *            zeropp_gather            zeropp_open_grad        zeropp_reduce
+ *   SHARDED ---------------> FULL ---------------------> GRAD ---------------> SHARDED (+ gradient
+ * shard) ^                      |
+ *      +---- zeropp_release --+                 zeropp_step: masters change; every full copy is
+ * stale
+ *
+ * A full copy is never older than its master: step and load end all FULL states (they die if a unit
+ * is still held by a gather), so the next gather brings the new weights. Gathers nest (a count per
+ * unit). With one rank a full weight is the master itself: no copy.
+ *
+ * Gradients are SUMS over ranks and micro-batches: losses are divided by global counts before, so
+ * nothing is divided here.
+ */
+#ifndef ZEROPP_H
+#define ZEROPP_H
+
+#include "core/recipe.h"
+#include "core/safetensors.h"
+#include "kernels/kernels.h"
+
+typedef enum ParamInit { INIT_NORMAL, INIT_ONES, INIT_ZEROS } ParamInit;
+
+/* One row per parameter: the one table that drives allocation, sharding, checkpoints and messages.
+ */
+typedef struct ParamSpec {
+  char name[96];  /* Hugging Face name, "model.layers.0.self_attn.q_proj.weight" */
+  int unit;       /* 0.. ascending */
+  int ndim;       /* 1 or 2 */
+  int64_t dim[2]; /* [out, in] for matrices; unused 1 */
+  int tp_axis; /* tensor-parallel axis: 0 rows (q, k, v, gate, up, embedding), 1 columns (o, down),
+                  -1 replicated */
+  bool decay;  /* weight decay applies (matrices, embeddings included) */
+  bool joined; /* directly behind the previous parameter in memory, so that q, k, v (and gate, up)
+                  form one matrix for one GEMM; the first of a group is 64-byte aligned */
+  ParamInit init;
+  float init_std;
+} ParamSpec;
+
+typedef struct ZeroPPConfig {
+  int stage;      /* 3 */
+  bool trainable; /* false: no moments, no gradients */
+} ZeroPPConfig;
+
+typedef struct ZeroPP ZeroPP;
+
+/* Copies the specs. Masters are uninitialised until zeropp_init_random or a load. */
+ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSpec *specs,
+                      int n_params);
+void zeropp_destroy(ZeroPP *z);
+int zeropp_n_params(const ZeroPP *z);
+int zeropp_n_units(const ZeroPP *z);
+const ParamSpec *zeropp_spec(const ZeroPP *z, int param);
+int zeropp_find(const ZeroPP *z, const char *name); /* -1 when absent */
+int64_t zeropp_numel(const ZeroPP *z);              /* all parameters, all ranks */
+Grid *zeropp_grid(const ZeroPP *z);
+Device *zeropp_device(const ZeroPP *z);
+
+/* Layout (pure arithmetic, zeropp/layout.c): the flat range [*start, *start + *count) of a
+ * parameter that rank (node, local_rank) owns. Any sizes; empty ranges are normal. */
+void layout_owned(const ParamSpec *s, int nodes, int local, int node, int local_rank,
+                  int64_t *start, int64_t *count);
+
+/* ---- weights ---- */
+void zeropp_gather(ZeroPP *z, int unit);
+void zeropp_release(ZeroPP *z, int unit);
+/* Holds every unit FULL (the rollout's replica, small models) until the matching release. */
+void zeropp_gather_all(ZeroPP *z);
+void zeropp_release_all(ZeroPP *z);
+Tensor zeropp_weight(const ZeroPP *z,
+                     int param); /* shape of the spec; dies unless its unit is FULL */
+/* The joined matrix that starts at `param` and takes n parameters: [sum of rows, in] (or [sum]). */
+Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n);
+
+/* ---- gradients (trainable only) ---- */
+void zeropp_open_grad(ZeroPP *z, int unit); /* full fp32 gradient, zeroed when it was not open */
+Tensor zeropp_grad(const ZeroPP *z, int param); /* dies unless open */
+Tensor zeropp_grad_joined(const ZeroPP *z, int param, int n);
+void zeropp_reduce(ZeroPP *z,
+                   int unit); /* sum over ranks, added to the owners' shards; closes the gradient */
+void zeropp_zero_grad(ZeroPP *z); /* shards to zero, before the first micro-batch of a step */
+void zeropp_scale_grad(ZeroPP *z, float alpha);
+
+/* ---- optimizer ---- */
+typedef struct StepResult {
+  double grad_norm; /* global L2 norm before clipping, of the whole summed gradient */
+  bool skipped;     /* NaN or Inf anywhere, on any rank: nothing was changed, on any rank */
+} StepResult;
+/* p.grad_scale and p.t are filled here; max_norm 0: no clipping. PyTorch's clip: scale = max_norm /
+ * (norm + 1e-6) when below 1. Weight decay only where the spec says. The caller zeroes gradients.
+ */
+StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm);
+int64_t zeropp_steps(const ZeroPP *z);    /* steps taken, skipped ones not counted */
+uint64_t zeropp_version(const ZeroPP *z); /* changes with every write of the weights */
+
+/* Learning rate of 0-based step s of `total`: linear warm-up (s + 1) / warmup_steps, then constant,
+ * or linear or cosine to min_lr_ratio. Never 0 on the first step; the last step reaches the
+ * minimum, not before. */
+double optimizer_lr(const OptimizerConfig *o, int64_t step, int64_t total);
+AdamW optimizer_adamw(const OptimizerConfig *o,
+                      double lr); /* t and grad_scale left to zeropp_step */
+
+/* Exponential moving average of the masters: ema = decay * ema + (1 - decay) * master. */
+void zeropp_ema_enable(ZeroPP *z); /* starts as a copy of the masters */
+void zeropp_ema_update(ZeroPP *z, float decay);
+bool zeropp_has_ema(const ZeroPP *z);
+void zeropp_copy_weights(ZeroPP *to,
+                         const ZeroPP *from); /* same specs and grid; to's weights become from's */
+
+/* ---- state: this rank's part of each parameter (load, save, tests) ---- */
+typedef enum StateKind {
+  STATE_MASTER,
+  STATE_MOMENT1,
+  STATE_MOMENT2,
+  STATE_GRAD,
+  STATE_EMA,
+  STATE_KINDS
+} StateKind;
+/* Host-readable on the CPU back end. NULL with *count = 0 where this rank owns nothing of it. */
+float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_t *count);
+/* After masters were written through zeropp_shard (a load): ends stale full copies, bumps the
+ * version. */
+void zeropp_weights_written(ZeroPP *z);
+/* N(0, init_std) keyed by (seed, name, element): the same for any number of ranks. */
+void zeropp_init_random(ZeroPP *z, uint64_t seed);
+
+/* Training state in one file (safetensors, full tensors "master/NAME", "moment1/NAME", ..., so that
+ * another number of ranks can read it): every rank writes its own pieces. Collective; agrees on
+ * errors. */
+int zeropp_save_state(ZeroPP *z, const char *path, Error *err);
+int zeropp_load_state(ZeroPP *z, const char *path, Error *err);
+
+/* Bytes this rank needs for a model of these specs: shards, moments, gradients, and the largest
+ * unit's full weights and gradients. For the memory plan; allocates nothing. */
+typedef struct ZeroPPMemory {
+  uint64_t master, moments, gradients, full_units, ema;
+} ZeroPPMemory;
+ZeroPPMemory zeropp_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params, int nodes,
+                           int local, bool ema);
+
+#endif
