@@ -192,6 +192,10 @@ typedef struct Grid {
 int launch_init(int *argc, char ***argv, Error *err);
 int launch_rank(void);
 int launch_world(void);
+/* Both count this rank, and are 1 before launch_init. */
+int launch_host_ranks(void); /* ranks on this machine (real hosts, whatever grid the caller asks) */
+int launch_core_ranks(void); /* of those, the ranks whose CPU affinity overlaps this one's: what the
+                                cores of the affinity mask are shared by */
 Grid *grid_create(int ranks_per_node, Error *err);
 void grid_free(Grid *g);
 void launch_finish(void);
