@@ -45,7 +45,7 @@ void *mem_grow(void *p, size_t count, size_t size);
 char *mem_strdup(const char *s);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* One line to stderr from rank 0 only ("rlhf: ..."); log_every_rank from any rank. */
+/* One line to stderr from rank 0 only: "rlhf: ...", "rlhf: warning: ...". */
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
