@@ -23,9 +23,10 @@ int fs_copy(const char *from, const char *to, Error *err);
 /* Writes path through path.tmp, fsync and rename: the file is either the old one or whole. */
 int fs_write_atomic(const char *path, const void *data, size_t len, Error *err);
 
-/* An atomic folder: begin makes "DIR.tmp" (removing a stale one) and returns its name (caller
- * frees); commit fsyncs every file in it and renames it to DIR (an existing DIR is moved aside
- * first and removed only afterwards); abandon removes it. */
+/* An atomic folder: begin makes "DIR.tmp" (removing a stale one, making parents) and returns its
+ * name (caller frees); commit fsyncs every file in it and renames it to DIR (an existing DIR is
+ * exchanged with it, or moved aside where the file system cannot, and removed only afterwards);
+ * abandon removes it. */
 char *fs_dir_begin(const char *dir, Error *err);
 int fs_dir_commit(const char *tmp, const char *dir, Error *err);
 void fs_dir_abandon(const char *tmp);
@@ -36,6 +37,11 @@ typedef struct LineReader LineReader;
 LineReader *lines_open(const char *path, Error *err);
 /* 1: a line; 0: end; -1: error (I/O, a corrupt gzip stream, a line over 64 MiB). */
 int lines_next(LineReader *r, const char **line, size_t *len, Error *err);
+/* First byte from here on that is no blank (space, tab, CR, LF), which stays unread; -1 when there
+ * is none, or on error, which the next call reports. */
+int lines_peek(LineReader *r);
+/* All that has not been read yet as one text, like fs_read (2 GiB at most). */
+char *lines_rest(LineReader *r, size_t *len, Error *err);
 int64_t lines_number(const LineReader *r); /* 1-based number of the line last read */
 void lines_close(LineReader *r);
 
