@@ -32,7 +32,7 @@ int fs_dir_commit(const char *tmp, const char *dir, Error *err);
 void fs_dir_abandon(const char *tmp);
 
 /* Lines of a text file, gzip or plain, "-" is standard input. A line is without its newline (LF or
- * CRLF), NUL-terminated, valid until the next call. */
+ * CRLF), NUL-terminated, valid until the next call. A byte order mark is passed over. */
 typedef struct LineReader LineReader;
 LineReader *lines_open(const char *path, Error *err);
 /* 1: a line; 0: end; -1: error (I/O, a corrupt gzip stream, a line over 64 MiB). */

@@ -35,7 +35,7 @@ static int open_input(const char *path, Error *err) {
   return fd;
 }
 
-LineReader *lines_open(const char *path, Error *err) {
+static LineReader *open_reader(const char *path, Error *err) {
   int fd = open_input(path, err);
   if (fd < 0) return NULL;
   gzFile gz = gzdopen(fd, "rb");
@@ -78,6 +78,17 @@ static int fill(LineReader *r, Error *err) {
   }
   r->end += (size_t)n;
   return 0;
+}
+
+LineReader *lines_open(const char *path, Error *err) {
+  LineReader *r = open_reader(path, err);
+  if (r && fill(r, err)) {
+    lines_close(r);
+    return NULL;
+  }
+  /* A byte order mark is no part of the first line. */
+  if (r && r->end >= 3 && !memcmp(r->buf, "\xEF\xBB\xBF", 3)) r->start = 3;
+  return r;
 }
 
 int lines_next(LineReader *r, const char **line, size_t *len, Error *err) {
@@ -141,7 +152,7 @@ void lines_close(LineReader *r) {
 }
 
 char *fs_read(const char *path, size_t *len, Error *err) {
-  LineReader *r = lines_open(path, err);
+  LineReader *r = open_reader(path, err);
   if (!r) return NULL;
   char *text = lines_rest(r, len, err);
   lines_close(r);

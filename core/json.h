@@ -13,6 +13,8 @@
  * json_decref()s. Any value may be at the top. NULL on error. */
 json_t *json_parse(const char *text, size_t len, const char *name, Error *err);
 json_t *json_read(const char *path, Error *err);
+/* As json_parse for text that stands at a line of a larger file. */
+json_t *json_parse_at(const char *text, size_t len, const char *name, int64_t line, Error *err);
 
 /* Typed access with errors that name the file and the key. *_or take a default when the key is
  * absent or null; a wrong type or a value out of [lo, hi] is an error in both. */
