@@ -1,0 +1,32 @@
+/* What a back end gives to kernels/device.c. Internal to kernels/: the only interface for others is
+ * kernels.h. */
+#ifndef KERNELS_BACKEND_H
+#define KERNELS_BACKEND_H
+
+#include "kernels/kernels.h"
+
+struct Device {
+  DeviceKind kind;
+  const struct Backend *backend;
+  int threads;
+  char describe[256];
+  size_t total_memory;
+  size_t bytes, peak; /* allocated now, most since the last reset */
+};
+
+typedef struct Backend {
+  const Ops *ops;
+  void *(*alloc)(size_t bytes); /* 64-byte aligned; NULL when out of memory */
+  void (*release)(void *p);
+  size_t (*size_of)(const void *p); /* bytes asked for at alloc */
+  void (*zero)(Device *d, void *p, size_t bytes);
+  void (*upload)(Device *d, void *dst, const void *src, size_t bytes);
+  void (*download)(Device *d, void *dst, const void *src, size_t bytes);
+  void (*copy)(Device *d, void *dst, const void *src, size_t bytes); /* device to device, queued */
+  void (*sync)(Device *d);
+} Backend;
+
+/* Fill kind, backend, threads, describe and total_memory. */
+int cpu_device_open(Device *d, int threads, Error *err);
+
+#endif

@@ -1,0 +1,164 @@
+/* The CPU as a device: its table of ops, memory, number of threads, and what it is called. */
+#include <cblas.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/cpu/cpu.h"
+
+static const Ops cpu_ops = {
+    .gemm = cpu_gemm,
+    .embedding_fwd = cpu_embedding_fwd,
+    .embedding_bwd = cpu_embedding_bwd,
+    .rmsnorm_fwd = cpu_rmsnorm_fwd,
+    .rmsnorm_bwd = cpu_rmsnorm_bwd,
+    .rope = cpu_rope,
+    .attention_fwd = cpu_attention_fwd,
+    .attention_bwd = cpu_attention_bwd,
+    .kv_write = cpu_kv_write,
+    .attention_decode = cpu_attention_decode,
+    .swiglu_fwd = cpu_swiglu_fwd,
+    .swiglu_bwd = cpu_swiglu_bwd,
+    .bias_add = cpu_bias_add,
+    .bias_grad = cpu_bias_grad,
+    .logprob_fwd = cpu_logprob_fwd,
+    .logprob_bwd = cpu_logprob_bwd,
+    .gather_rows = cpu_gather_rows,
+    .scatter_add_rows = cpu_scatter_add_rows,
+    .sample = cpu_sample,
+    .adamw = cpu_adamw,
+    .sum_squares = cpu_sum_squares,
+    .axpy = cpu_axpy,
+    .scale = cpu_scale,
+    .lerp = cpu_lerp,
+};
+
+/* ---- memory: the size lies in front of each block ---- */
+
+enum { ALIGN = 64 };
+
+static void *cpu_alloc(size_t bytes) {
+  if (bytes > SIZE_MAX - 2 * (size_t)ALIGN) return NULL;
+  size_t whole = (bytes + 2 * (size_t)ALIGN - 1) / ALIGN * ALIGN;
+  char *p = aligned_alloc(ALIGN, whole);
+  if (!p) return NULL;
+  memcpy(p, &bytes, sizeof bytes);
+  return p + ALIGN;
+}
+
+static void cpu_release(void *p) { free((char *)p - ALIGN); }
+
+static size_t cpu_size_of(const void *p) {
+  size_t bytes;
+  memcpy(&bytes, (const char *)p - ALIGN, sizeof bytes);
+  return bytes;
+}
+
+static void cpu_zero(Device *d, void *p, size_t bytes) {
+  (void)d;
+  memset(p, 0, bytes);
+}
+
+static void cpu_copy(Device *d, void *dst, const void *src, size_t bytes) {
+  enum { PIECE = 1 << 16 };
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (bytes > 4 * PIECE)
+  for (size_t i = 0; i < bytes; i += PIECE)
+    memcpy((char *)dst + i, (const char *)src + i, bytes - i < PIECE ? bytes - i : PIECE);
+}
+
+static void cpu_sync(Device *d) { (void)d; }
+
+static const Backend cpu_backend = {
+    .ops = &cpu_ops,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .size_of = cpu_size_of,
+    .zero = cpu_zero,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .copy = cpu_copy,
+    .sync = cpu_sync,
+};
+
+/* ---- what the machine has ---- */
+
+/* The number in a one-number file, or `otherwise` ("max" in cgroup files, or no such file). */
+static size_t read_size(const char *path, size_t otherwise) {
+  FILE *f = fopen(path, "r");
+  unsigned long long n = 0;
+  int found = f ? fscanf(f, "%llu", &n) : 0;
+  if (f) fclose(f);
+  return found == 1 ? (size_t)n : otherwise;
+}
+
+/* Smallest memory limit of this process's cgroup (version 2) and those above it. */
+static size_t cgroup_limit(size_t limit) {
+  char line[1024], path[1200];
+  FILE *f = fopen("/proc/self/cgroup", "r");
+  if (!f) return limit;
+  while (fgets(line, sizeof line, f)) {
+    if (strncmp(line, "0::/", 4) != 0) continue;
+    line[strcspn(line, "\n")] = 0;
+    for (char *dir = line + 3, *cut; (cut = strrchr(dir, '/')); *cut = 0) {
+      snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", dir);
+      size_t here = read_size(path, limit);
+      if (here < limit) limit = here;
+    }
+  }
+  fclose(f);
+  size_t root = read_size("/sys/fs/cgroup/memory.max", limit);
+  size_t v1 = read_size("/sys/fs/cgroup/memory/memory.limit_in_bytes", limit);
+  if (root < limit) limit = root;
+  return v1 < limit ? v1 : limit;
+}
+
+static size_t memory_per_rank(void) {
+  size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+  return cgroup_limit(machine) / (size_t)launch_host_ranks();
+}
+
+static int cores_per_rank(void) {
+  cpu_set_t set;
+  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  int mine = cores / launch_core_ranks();
+  return mine > 0 ? mine : 1;
+}
+
+static int choose_threads(int asked) {
+  if (asked > 0) return asked;
+  const char *env = getenv("OMP_NUM_THREADS");
+  long wanted = env ? strtol(env, NULL, 10) : 0; /* "4,2": the first is the outer level */
+  return wanted > 0 && wanted < 4096 ? (int)wanted : cores_per_rank();
+}
+
+static void cpu_name(char *out, size_t size) {
+  char line[512];
+  FILE *f = fopen("/proc/cpuinfo", "r");
+  snprintf(out, size, "CPU");
+  while (f && fgets(line, sizeof line, f)) {
+    char *value = strncmp(line, "model name", 10) == 0 ? strchr(line, ':') : NULL;
+    if (!value) continue;
+    line[strcspn(line, "\n")] = 0;
+    snprintf(out, size, "%s", value + 1 + strspn(value + 1, " "));
+    break;
+  }
+  if (f) fclose(f);
+}
+
+int cpu_device_open(Device *d, int threads, Error *err) {
+  if (threads < 0) return error_set(err, "threads: %d, expected 0 (automatic) or more", threads);
+  char name[128], version[64] = "";
+  int used = choose_threads(threads);
+  openblas_set_num_threads(1); /* gemm.c runs it inside our own threads */
+  sscanf(openblas_get_config(), "OpenBLAS %63s", version);
+  cpu_name(name, sizeof name);
+  d->kind = DEVICE_CPU;
+  d->backend = &cpu_backend;
+  d->threads = used;
+  d->total_memory = memory_per_rank();
+  snprintf(d->describe, sizeof d->describe, "%s, %d thread%s, OpenBLAS %s %s", name, used,
+           used == 1 ? "" : "s", version, openblas_get_corename());
+  return 0;
+}

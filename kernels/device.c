@@ -1,0 +1,111 @@
+/* Devices: opening a back end, memory with its accounts, and the rates measured on it. What differs
+ * between back ends is behind the Backend table; the accounts and messages are the same for all. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "kernels/backend.h"
+
+Device *device_open(DeviceKind kind, int threads, Error *err) {
+  if (kind == DEVICE_CUDA) {
+    error_set(err, "device cuda: this build has no CUDA back end; use device cpu");
+    return NULL;
+  }
+  Device *d = mem_zalloc(1, sizeof *d);
+  if (cpu_device_open(d, threads, err)) {
+    free(d);
+    return NULL;
+  }
+  return d;
+}
+
+void device_close(Device *d) {
+  if (!d) return;
+  if (d->bytes) log_warn("device closed with %zu bytes still allocated", d->bytes);
+  free(d);
+}
+
+const Ops *device_ops(const Device *d) { return d->backend->ops; }
+DeviceKind device_kind(const Device *d) { return d->kind; }
+const char *device_describe(const Device *d) { return d->describe; }
+int device_threads(const Device *d) { return d->threads; }
+
+void *device_alloc(Device *d, size_t bytes) {
+  void *p = d->backend->alloc(bytes);
+  if (!p)
+    die("out of memory: %zu bytes asked, %zu allocated, %zu for this rank", bytes, d->bytes,
+        d->total_memory);
+  d->bytes += bytes;
+  if (d->bytes > d->peak) d->peak = d->bytes;
+  return p;
+}
+
+void device_free(Device *d, void *p) {
+  if (!p) return;
+  d->bytes -= d->backend->size_of(p);
+  d->backend->release(p);
+}
+
+void device_zero(Device *d, void *p, size_t bytes) {
+  if (bytes) d->backend->zero(d, p, bytes);
+}
+
+void device_upload(Device *d, void *dst, const void *src_host, size_t bytes) {
+  if (bytes) d->backend->upload(d, dst, src_host, bytes);
+}
+
+void device_download(Device *d, void *dst_host, const void *src, size_t bytes) {
+  if (bytes) d->backend->download(d, dst_host, src, bytes);
+}
+
+void device_sync(Device *d) { d->backend->sync(d); }
+size_t device_bytes(const Device *d) { return d->bytes; }
+size_t device_peak_bytes(const Device *d) { return d->peak; }
+void device_reset_peak(Device *d) { d->peak = d->bytes; }
+size_t device_total_memory(const Device *d) { return d->total_memory; }
+
+double clock_seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Runs work for about a quarter of a second and returns its best rate: others may use the machine
+ * too, and a peak is what it can do when they do not. */
+static double best_rate(Device *d, void (*work)(Device *, void *), void *arg, double amount) {
+  double best = 0, end = clock_seconds() + 0.25;
+  for (int i = 0; i < 3 || clock_seconds() < end; i++) {
+    double t = clock_seconds();
+    work(d, arg);
+    device_sync(d);
+    double rate = amount / (clock_seconds() - t);
+    if (i > 0 && rate > best) best = rate; /* the first run warms caches and page tables */
+  }
+  return best;
+}
+
+static void measure_gemm(Device *d, void *arg) {
+  const Tensor *t = arg;
+  d->backend->ops->gemm(d, GEMM_NT, 1, t[0], t[1], 0, t[2]);
+}
+
+static void measure_copy(Device *d, void *arg) {
+  const Tensor *t = arg;
+  d->backend->copy(d, t[1].data, t[0].data, tensor_bytes(t[0]));
+}
+
+DeviceRates device_measure(Device *d) {
+  enum { SIDE = 1024, COPY = 1 << 24 };
+  size_t peak = d->peak;
+  Tensor t[3];
+  for (int i = 0; i < 3; i++) {
+    t[i] = tensor_2d(device_alloc(d, sizeof(float) * COPY), DT_F32, SIDE, SIDE);
+    device_zero(d, t[i].data, sizeof(float) * COPY);
+  }
+  DeviceRates r;
+  r.gemm_flops = best_rate(d, measure_gemm, t, 2.0 * SIDE * SIDE * SIDE);
+  for (int i = 0; i < 2; i++) t[i] = tensor_1d(t[i].data, DT_F32, COPY);
+  r.copy_bytes = best_rate(d, measure_copy, t, 2.0 * sizeof(float) * COPY);
+  for (int i = 0; i < 3; i++) device_free(d, t[i].data);
+  d->peak = peak;
+  return r;
+}
