@@ -43,7 +43,18 @@ void prompt_set_free(PromptSet *s);
  * epoch). Pure, so that a resumed run needs only the position. */
 int32_t data_order(uint64_t seed, const char *what, int64_t i, int32_t n);
 
-/* ---- report ---- */
+/* ---- sharing a rollout between ranks ---- */
+/* Request g belongs to rank g % world. Every rank knows all n requests and brings the results of
+ * its own, in order; every rank leaves with the same rollout, in request order, whatever the number
+ * of ranks. Writes tokens, ended and the sampled log-probs. Collective. */
+Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *mine);
+/* Each rank has filled the sequences that plan_batches(lengths, NULL, n, rank, world, max_tokens)
+ * gives it; afterwards all ranks hold all of them. The field's have bit is set. Collective. */
+void rollout_share_field(Comm *c, Rollout *ro, RolloutField field, int max_tokens);
+/* The same for one number per sequence. */
+void rollout_share_scores(Comm *c, const Rollout *ro, float *scores, int max_tokens);
+
+/* ---- report: orchestrator/report.h ---- */
 typedef enum Phase {
   PH_ROLLOUT,
   PH_ACTOR_LOGPROBS,
@@ -61,6 +72,8 @@ typedef enum Phase {
   PH_OTHER,
   PH_COUNT
 } Phase;
+/* What one phase took. Seconds of communication are part of the seconds. Sequences and tokens are
+ * those of the whole batch, not of one rank; generated tokens are only those after a prompt. */
 typedef struct PhaseTotals {
   double seconds, flops, comm_seconds;
   int64_t sequences, prompt_tokens, generated_tokens;
@@ -68,7 +81,5 @@ typedef struct PhaseTotals {
   size_t peak_bytes;
   int64_t calls;
 } PhaseTotals;
-typedef struct Report
-    Report; /* opaque: clocks, totals, metrics file, progress line; orchestrator/report.h */
 
 #endif

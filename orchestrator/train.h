@@ -1,9 +1,9 @@
 /* What the command line asks of a training run. All three return 0, or -1 with one message.
  *
  * train_run and check_run are collective: every rank that launch_init started calls them with the
- * same recipe, and an error of one rank (a full disk, a missing file) is every rank's error, so that
- * rank 0 prints it once. The caller calls launch_init before and launch_finish after; grid, device
- * and everything else are opened and closed inside. */
+ * same recipe, and an error of one rank (a full disk, a missing file) is every rank's error, so
+ * that rank 0 prints it once. The caller calls launch_init before and launch_finish after; grid,
+ * device and everything else are opened and closed inside. */
 #ifndef ORCHESTRATOR_TRAIN_H
 #define ORCHESTRATOR_TRAIN_H
 
