@@ -28,6 +28,8 @@ int st_count(const StFile *f);
 const StEntry *st_entry(const StFile *f, int i);           /* file order of offsets */
 const StEntry *st_find(const StFile *f, const char *name); /* NULL when absent */
 const char *st_path(const StFile *f);
+/* Reads elements [start, start + n) of the flattened tensor as they are stored. */
+int st_read_raw(const StFile *f, const StEntry *e, int64_t start, int64_t n, void *dst, Error *err);
 /* Reads elements [start, start + n) of the flattened tensor, converted to float (F32, F16, BF16,
  * F64) or int32 (I32, I64, I16, I8, U8, BOOL; out of range is an error). */
 int st_read_f32(const StFile *f, const StEntry *e, int64_t start, int64_t n, float *dst,
