@@ -23,7 +23,9 @@ int tokenizer_special(const Tokenizer *t,
 
 enum {
   TOK_BOS = 1,
-  TOK_SPECIAL = 2 /* spelled special tokens in text become their ids (templates only) */
+  TOK_SPECIAL = 2, /* spelled special tokens in text become their ids (templates only) */
+  TOK_CONTINUE = 4 /* the text goes on where another ended: without the space that SentencePiece
+                      puts before a text */
 };
 /* Appends to a growing array; text is bytes of any kind (broken UTF-8 goes through byte fallback or
  * is an error naming the byte offset where the vocabulary has none). */
