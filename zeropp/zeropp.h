@@ -5,15 +5,19 @@
  * master, its AdamW moments, its gradient sum. Parameters belong to units (embedding, each block,
  * head) that are gathered and reduced together.
  *
- *            zeropp_gather            zeropp_open_grad        zeropp_reduce
- *   SHARDED ---------------> FULL ---------------------> GRAD ---------------> SHARDED (+ gradient
- * shard) ^                      |
- *      +---- zeropp_release --+                 zeropp_step: masters change; every full copy is
- * stale
+ *            zeropp_gather                      zeropp_open_grad
+ *   SHARDED ---------------> FULL      (closed) ------------------> GRAD
+ *      ^                      |           ^                          |
+ *      +---- zeropp_release --+           +---- zeropp_reduce -------+  (+= gradient shard)
  *
- * A full copy is never older than its master: step and load end all FULL states (they die if a unit
- * is still held by a gather), so the next gather brings the new weights. Gathers nest (a count per
- * unit). With one rank a full weight is the master itself: no copy.
+ * The weights of a unit and its gradient are independent: a tied embedding's gradient is opened by
+ * the head, stays open through the blocks, and is reduced after the embedding's backward.
+ *
+ * A full copy is never older than its master: step, load and every other write of the weights die,
+ * naming the unit, if one is still held by a gather, so the next gather brings the new weights.
+ * Step, zero_grad and scale_grad die if a gradient is still open. Gathers nest (a count per unit;
+ * only the first one communicates), opening an open gradient does nothing. With one rank a full
+ * weight is the master itself and a full gradient the shard itself: no copies.
  *
  * Gradients are SUMS over ranks and micro-batches: losses are divided by global counts before, so
  * nothing is divided here.
@@ -79,7 +83,9 @@ Tensor zeropp_weight(const ZeroPP *z,
 Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n);
 
 /* ---- gradients (trainable only) ---- */
-void zeropp_open_grad(ZeroPP *z, int unit); /* full fp32 gradient, zeroed when it was not open */
+/* Full fp32 gradient to add to. With several ranks it starts at zero when it was not open; with one
+ * it is the shard, which may already hold the sum of earlier micro-batches. */
+void zeropp_open_grad(ZeroPP *z, int unit);
 Tensor zeropp_grad(const ZeroPP *z, int param); /* dies unless open */
 Tensor zeropp_grad_joined(const ZeroPP *z, int param, int n);
 void zeropp_reduce(ZeroPP *z,

@@ -1,0 +1,94 @@
+/* optimizer: AdamW on the shards this rank owns, the moving average, copies between models.
+ *
+ * Whether a step happens is one decision of all ranks, from one number that all of them know: the
+ * squared norm, which is not finite if any gradient anywhere is not.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "zeropp/internal.h"
+
+/* In double and parameter by parameter, so that another number of ranks changes it in the last bits
+ * of a double only. */
+static double grad_norm(const ZeroPP *z) {
+  double sum = 0;
+  for (int p = 0; p < z->n_params; p++) {
+    const ParamPlace *w = &z->place[p];
+    sum += z->ops->sum_squares(z->device,
+                               tensor_1d(z->shard[STATE_GRAD] + w->shard, DT_F32, w->count));
+  }
+  comm_all_reduce_f64(z->grid->all, &sum, 1, false);
+  return sqrt(sum);
+}
+
+static Tensor part(const ZeroPP *z, StateKind kind, int64_t at, int64_t n) {
+  return tensor_1d(z->shard[kind] + at, DT_F32, n);
+}
+
+/* One call for each run of neighbours with the same weight decay. */
+static void update(ZeroPP *z, AdamW adam) {
+  for (int p = 0, next; p < z->n_params; p = next) {
+    const ParamPlace *w = &z->place[p];
+    int64_t end = w->shard + w->count;
+    bool decay = z->specs[p].decay;
+    for (next = p + 1; next < z->n_params; next++) {
+      if (z->specs[next].decay != decay || z->place[next].shard != end) break;
+      end += z->place[next].count;
+    }
+    int64_t n = end - w->shard;
+    AdamW a = adam;
+    if (!decay) a.weight_decay = 0;
+    z->ops->adamw(z->device, a, part(z, STATE_MASTER, w->shard, n),
+                  part(z, STATE_GRAD, w->shard, n), part(z, STATE_MOMENT1, w->shard, n),
+                  part(z, STATE_MOMENT2, w->shard, n));
+  }
+}
+
+StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm) {
+  require(z->trainable);
+  engine_require_closed(z, "step");
+  engine_require_sharded(z, "step");
+  StepResult result = {.grad_norm = grad_norm(z)};
+  result.skipped = !isfinite(result.grad_norm);
+  if (result.skipped) return result;
+  double clip = max_norm > 0 ? (double)max_norm / (result.grad_norm + 1e-6) : 1;
+  p.grad_scale = clip < 1 ? (float)clip : 1;
+  p.t = ++z->steps;
+  update(z, p);
+  zeropp_weights_written(z);
+  return result;
+}
+
+int64_t zeropp_steps(const ZeroPP *z) { return z->steps; }
+
+void zeropp_ema_enable(ZeroPP *z) {
+  require(!z->shard[STATE_EMA]);
+  engine_add_kind(z, STATE_EMA);
+  memcpy(z->shard[STATE_EMA], z->shard[STATE_MASTER], (size_t)z->shard_numel * sizeof(float));
+}
+
+void zeropp_ema_update(ZeroPP *z, float decay) {
+  require(zeropp_has_ema(z));
+  z->ops->lerp(z->device, decay, engine_shard(z, STATE_MASTER), engine_shard(z, STATE_EMA));
+}
+
+bool zeropp_has_ema(const ZeroPP *z) { return z->shard[STATE_EMA] != NULL; }
+
+static bool same_specs(const ZeroPP *a, const ZeroPP *b) {
+  if (a->n_params != b->n_params) return false;
+  for (int p = 0; p < a->n_params; p++) {
+    const ParamSpec *x = &a->specs[p], *y = &b->specs[p];
+    if (strcmp(x->name, y->name) != 0 || x->unit != y->unit || x->ndim != y->ndim ||
+        x->joined != y->joined || memcmp(x->dim, y->dim, (size_t)x->ndim * sizeof x->dim[0]) != 0)
+      return false;
+  }
+  return true;
+}
+
+void zeropp_copy_weights(ZeroPP *to, const ZeroPP *from) {
+  require(same_specs(to, from));
+  require(to->grid->nodes == from->grid->nodes && to->grid->local == from->grid->local);
+  memcpy(to->shard[STATE_MASTER], from->shard[STATE_MASTER],
+         (size_t)to->shard_numel * sizeof(float));
+  zeropp_weights_written(to);
+}

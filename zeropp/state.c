@@ -1,0 +1,173 @@
+/* state: this rank's part of every parameter, random weights, and the training state in a file.
+ *
+ * The file holds full tensors, so that any number of ranks can read what any other wrote; each rank
+ * writes and reads its own pieces only. All ranks agree on errors before they go on, so that none
+ * waits for one that has given up.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/rng.h"
+#include "zeropp/internal.h"
+
+static const char *const kind_name[STATE_KINDS] = {"master", "moment1", "moment2", "gradient",
+                                                   "ema"};
+static const char counters_name[] = "zeropp/counters"; /* I32 [2]: format, steps taken */
+enum { STATE_FORMAT = 1 };
+
+float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_t *count) {
+  require(kind >= 0 && kind < STATE_KINDS && param >= 0 && param < z->n_params);
+  if (!z->shard[kind])
+    die("%s of %s: this model keeps none", kind_name[kind], z->specs[param].name);
+  const ParamPlace *w = &z->place[param];
+  *start = w->start;
+  *count = w->count;
+  return w->count ? z->shard[kind] + w->shard : NULL;
+}
+
+uint64_t zeropp_version(const ZeroPP *z) { return z->version; }
+
+void zeropp_weights_written(ZeroPP *z) {
+  engine_require_sharded(z, "new weights");
+  z->version++;
+}
+
+static void init_param(ZeroPP *z, int p, uint64_t seed) {
+  const ParamSpec *s = &z->specs[p];
+  int64_t start, count;
+  float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
+  uint64_t stream = rng_hash(s->name);
+  for (int64_t i = 0; i < count; i++) {
+    if (s->init == INIT_NORMAL)
+      w[i] = s->init_std * rng_normal(seed, stream, (uint64_t)(start + i));
+    else
+      w[i] = s->init == INIT_ONES ? 1 : 0;
+  }
+}
+
+void zeropp_init_random(ZeroPP *z, uint64_t seed) {
+  for (int p = 0; p < z->n_params; p++) init_param(z, p, seed);
+  zeropp_weights_written(z);
+}
+
+/* ---- files ---- */
+
+/* Gradients live within a step and are not part of the state. */
+static bool is_saved(const ZeroPP *z, StateKind kind) {
+  return z->shard[kind] && kind != STATE_GRAD;
+}
+
+static void entry_name(char *out, size_t size, StateKind kind, const ParamSpec *s) {
+  snprintf(out, size, "%s/%s", kind_name[kind], s->name);
+}
+
+/* The same layout on every rank: kinds in order, parameters in order. */
+static void add_entries(const ZeroPP *z, StWriter *w) {
+  char name[128];
+  stw_add(w, counters_name, DT_I32, 1, (const int64_t[]){2});
+  for (StateKind k = 0; k < STATE_KINDS; k++) {
+    if (!is_saved(z, k)) continue;
+    for (int p = 0; p < z->n_params; p++) {
+      entry_name(name, sizeof name, k, &z->specs[p]);
+      stw_add(w, name, DT_F32, z->specs[p].ndim, z->specs[p].dim);
+    }
+  }
+}
+
+static int write_pieces(ZeroPP *z, StWriter *w, Error *err) {
+  int index = 0, rc = 0;
+  int32_t counters[2] = {STATE_FORMAT, (int32_t)z->steps};
+  if (z->grid->rank == 0) rc = stw_write_i32(w, index, 0, 2, counters, err);
+  for (StateKind k = 0; k < STATE_KINDS; k++) {
+    if (!is_saved(z, k)) continue;
+    for (int p = 0; p < z->n_params; p++) {
+      int64_t start, count;
+      const float *x = zeropp_shard(z, k, p, &start, &count);
+      index++;
+      if (rc == 0 && count) rc = stw_write_f32(w, index, start, count, x, err);
+    }
+  }
+  return rc;
+}
+
+int zeropp_save_state(ZeroPP *z, const char *path, Error *err) {
+  Comm *all = z->grid->all;
+  bool root = z->grid->rank == 0;
+  require(z->steps <= INT32_MAX);
+  StWriter *w = stw_begin(path);
+  add_entries(z, w);
+  int rc = comm_agree(all, root ? stw_create(w, err) : 0, err);
+  if (rc == 0) rc = comm_agree(all, stw_open(w, err), err);
+  if (rc == 0) rc = comm_agree(all, write_pieces(z, w, err), err);
+  int closed = stw_close(w, rc ? NULL : err);
+  rc = comm_agree(all, rc ? rc : closed, err);
+  if (rc && root) remove(path);
+  return rc;
+}
+
+static int check_entry(const ZeroPP *z, const StFile *f, StateKind k, int p, Error *err) {
+  char name[128];
+  const ParamSpec *s = &z->specs[p];
+  entry_name(name, sizeof name, k, s);
+  const StEntry *e = st_find(f, name);
+  if (!e) return error_set(err, "%s: no tensor %s", st_path(f), name);
+  if (e->dtype != DT_F32)
+    return error_set(err, "%s: %s is %s, expected F32", st_path(f), name, dtype_name(e->dtype));
+  if (e->ndim != s->ndim || memcmp(e->dim, s->dim, (size_t)s->ndim * sizeof s->dim[0]) != 0)
+    return error_set(
+        err, "%s: %s has %d dimension(s) and %lld elements, the model's has %d and %lld",
+        st_path(f), name, e->ndim, (long long)e->numel, s->ndim, (long long)z->place[p].numel);
+  return 0;
+}
+
+/* A state of another model, or of a run with other switches, is refused before anything changes. */
+static int check_file(const ZeroPP *z, const StFile *f, Error *err) {
+  const StEntry *e = st_find(f, counters_name);
+  int32_t counters[2];
+  int expected = 1;
+  if (!e || e->numel != 2)
+    return error_set(err, "%s: no tensor %s [2]: not a training state", st_path(f), counters_name);
+  if (st_read_i32(f, e, 0, 2, counters, err)) return -1;
+  if (counters[0] != STATE_FORMAT)
+    return error_set(err, "%s: state format %d, expected %d", st_path(f), counters[0],
+                     STATE_FORMAT);
+  if (counters[1] < 0) return error_set(err, "%s: %d steps taken", st_path(f), counters[1]);
+  for (StateKind k = 0; k < STATE_KINDS; k++) {
+    if (!is_saved(z, k)) continue;
+    expected += z->n_params;
+    for (int p = 0; p < z->n_params; p++)
+      if (check_entry(z, f, k, p, err)) return -1;
+  }
+  if (st_count(f) != expected)
+    return error_set(err, "%s: %d tensors, this model's state has %d%s", st_path(f), st_count(f),
+                     expected, zeropp_has_ema(z) ? "" : " (no moving average)");
+  return 0;
+}
+
+static int read_pieces(ZeroPP *z, const StFile *f, Error *err) {
+  char name[128];
+  int32_t counters[2];
+  for (StateKind k = 0; k < STATE_KINDS; k++) {
+    if (!is_saved(z, k)) continue;
+    for (int p = 0; p < z->n_params; p++) {
+      int64_t start, count;
+      float *x = zeropp_shard(z, k, p, &start, &count);
+      entry_name(name, sizeof name, k, &z->specs[p]);
+      if (count && st_read_f32(f, st_find(f, name), start, count, x, err)) return -1;
+    }
+  }
+  if (st_read_i32(f, st_find(f, counters_name), 0, 2, counters, err)) return -1;
+  z->steps = counters[1];
+  return 0;
+}
+
+int zeropp_load_state(ZeroPP *z, const char *path, Error *err) {
+  Comm *all = z->grid->all;
+  engine_require_sharded(z, "load");
+  StFile *f = st_open(path, err);
+  int rc = comm_agree(all, f ? check_file(z, f, err) : -1, err);
+  if (rc == 0) rc = comm_agree(all, read_pieces(z, f, err), err);
+  if (rc == 0) zeropp_weights_written(z);
+  if (f) st_close(f);
+  return rc;
+}
