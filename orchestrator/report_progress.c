@@ -1,0 +1,59 @@
+/* The step line on stderr: a bar that is redrawn in place on a terminal, plain lines elsewhere. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "orchestrator/report.h"
+
+enum { BAR_WIDTH = 20 };
+
+void progress_open(Progress *p, const char *mode) {
+  bool automatic = strcmp(mode, "auto") == 0;
+  *p = (Progress){.bar = automatic ? isatty(STDERR_FILENO) != 0 : strcmp(mode, "bar") == 0,
+                  .off = strcmp(mode, "off") == 0,
+                  .stage = ""};
+}
+
+void progress_stage(Progress *p, const char *stage, int64_t done, int64_t total) {
+  progress_end(p);
+  p->stage = stage;
+  p->done_at_start = done;
+  p->total = total;
+  p->started = clock_seconds();
+}
+
+/* "1:05:09", "12:30", "0:04" */
+static void format_time(double seconds, char *out, size_t size) {
+  long s = seconds > 0 ? (long)(seconds + 0.5) : 0;
+  if (s >= 3600)
+    snprintf(out, size, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+  else
+    snprintf(out, size, "%ld:%02ld", s / 60, s % 60);
+}
+
+static void draw_bar(const Progress *p, int64_t step) {
+  int full = p->total > 0 ? (int)(step * BAR_WIDTH / p->total) : BAR_WIDTH;
+  fputs("\r\033[K[", stderr);
+  for (int i = 0; i < BAR_WIDTH; i++) fputc(i < full ? '=' : i == full ? '>' : ' ', stderr);
+  fputs("] ", stderr);
+}
+
+void progress_step(Progress *p, int64_t step, const char *figures, double step_seconds,
+                   double tokens_per_second) {
+  if (p->off) return;
+  int64_t behind = step - p->done_at_start;
+  double mean = behind > 0 ? (clock_seconds() - p->started) / (double)behind : 0;
+  char left[32];
+  format_time(mean * (double)(p->total - step), left, sizeof left);
+  if (p->bar) draw_bar(p, step);
+  fprintf(stderr, "%s %lld/%lld %s  %.2f s  %.0f tok/s", p->stage, (long long)step,
+          (long long)p->total, figures, step_seconds, tokens_per_second);
+  if (behind > 0) fprintf(stderr, "  left %s", left);
+  if (!p->bar) fputc('\n', stderr);
+  fflush(stderr);
+}
+
+void progress_end(Progress *p) {
+  if (p->bar && p->stage[0]) fputc('\n', stderr);
+  p->stage = "";
+}

@@ -1,0 +1,142 @@
+/* The per-phase table: at the end of a run, and again from its files by `rlhf report`.
+ *
+ * Tokens per second count generated tokens in the rollout and the evaluation, where prompts are
+ * given, and all tokens where a forward or an update runs over whole sequences. Utilisation is
+ * model FLOPs over seconds times the measured peak of all ranks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/fs.h"
+#include "orchestrator/report.h"
+#include "orchestrator/train.h"
+
+static const double MIB = 1024.0 * 1024.0;
+
+typedef struct Sums {
+  double seconds, flops, comm_seconds;
+  uint64_t intra, inter;
+  size_t peak_bytes;
+} Sums;
+
+static void phase_bytes(const PhaseTotals *p, uint64_t *intra, uint64_t *inter) {
+  *intra = *inter = 0;
+  for (CollKind k = 0; k < COLL_KINDS; k++) {
+    *intra += p->traffic.of[k].intra_bytes;
+    *inter += p->traffic.of[k].inter_bytes;
+  }
+}
+
+static Sums sum_phases(const ReportTotals *t) {
+  Sums s = {0};
+  for (Phase i = 0; i < PH_COUNT; i++) {
+    const PhaseTotals *p = &t->phase[i];
+    uint64_t intra, inter;
+    phase_bytes(p, &intra, &inter);
+    s.seconds += p->seconds;
+    s.flops += p->flops;
+    s.comm_seconds += p->comm_seconds;
+    s.intra += intra;
+    s.inter += inter;
+    if (p->peak_bytes > s.peak_bytes) s.peak_bytes = p->peak_bytes;
+  }
+  return s;
+}
+
+static int64_t tokens_counted(Phase i, const PhaseTotals *p) {
+  bool only_generated = i == PH_ROLLOUT || i == PH_EVAL;
+  return p->generated_tokens + (only_generated ? 0 : p->prompt_tokens);
+}
+
+/* A count, or "-" where there is nothing to count. */
+static void print_count(FILE *out, int width, int64_t n) {
+  if (n > 0)
+    fprintf(out, " %*lld", width, (long long)n);
+  else
+    fprintf(out, " %*s", width, "-");
+}
+
+static void print_work(const ReportTotals *t, double flops, double seconds, FILE *out) {
+  if (flops > 0)
+    fprintf(out, " %10.2f", flops / 1e9);
+  else
+    fprintf(out, " %10s", "-");
+  if (flops > 0 && t->peak_flops > 0 && seconds > 0)
+    fprintf(out, " %5.1f%%", 100 * flops / (seconds * t->peak_flops));
+  else
+    fprintf(out, " %6s", "-");
+}
+
+static void print_links(double comm_seconds, uint64_t intra, uint64_t inter, size_t peak,
+                        FILE *out) {
+  fprintf(out, " %7.2f %9.2f %9.2f %9.1f\n", comm_seconds, (double)intra / MIB, (double)inter / MIB,
+          (double)peak / MIB);
+}
+
+static void print_phase(const ReportTotals *t, Phase i, double total_seconds, FILE *out) {
+  const PhaseTotals *p = &t->phase[i];
+  uint64_t intra, inter;
+  phase_bytes(p, &intra, &inter);
+  double rate = p->seconds > 0 ? (double)tokens_counted(i, p) / p->seconds : 0;
+  fprintf(out, "%-16s %9.2f %5.1f%%", phase_title(i), p->seconds,
+          total_seconds > 0 ? 100 * p->seconds / total_seconds : 0);
+  print_count(out, 8, p->sequences);
+  print_count(out, 10, p->prompt_tokens);
+  print_count(out, 10, p->generated_tokens);
+  print_count(out, 9, (int64_t)(rate + 0.5));
+  print_count(out, 9, (int64_t)(rate / t->ranks + 0.5));
+  print_work(t, p->flops, p->seconds, out);
+  print_links(p->comm_seconds, intra, inter, p->peak_bytes, out);
+}
+
+static void print_traffic(const ReportTotals *t, FILE *out) {
+  fprintf(out, "\n%-16s %10s %12s %12s %9s\n", "collective", "calls", "intra MiB", "inter MiB",
+          "seconds");
+  for (CollKind k = 0; k < COLL_KINDS; k++) {
+    TrafficCount sum = {0};
+    for (Phase i = 0; i < PH_COUNT; i++) {
+      const TrafficCount *c = &t->phase[i].traffic.of[k];
+      sum.calls += c->calls;
+      sum.intra_bytes += c->intra_bytes;
+      sum.inter_bytes += c->inter_bytes;
+      sum.seconds += c->seconds;
+    }
+    if (sum.calls == 0) continue;
+    fprintf(out, "%-16s %10llu %12.2f %12.2f %9.2f\n", coll_name(k), (unsigned long long)sum.calls,
+            (double)sum.intra_bytes / MIB, (double)sum.inter_bytes / MIB, sum.seconds);
+  }
+}
+
+void report_table(const ReportTotals *t, FILE *out) {
+  Sums s = sum_phases(t);
+  fprintf(out, "%lld steps on %d rank%s (%s)\n", (long long)t->steps, t->ranks,
+          t->ranks == 1 ? "" : "s", t->device);
+  if (t->peak_flops > 0)
+    fprintf(out, "measured peak %.1f GFLOP/s, all ranks together\n", t->peak_flops / 1e9);
+  fprintf(out, "\n%-16s %9s %6s %8s %10s %10s %9s %9s %10s %6s %7s %9s %9s %9s\n", "phase",
+          "seconds", "share", "seqs", "prompt tok", "gen tok", "tok/s", "per rank", "GFLOP", "util",
+          "comm s", "intra MiB", "inter MiB", "peak MiB");
+  for (Phase i = 0; i < PH_COUNT; i++)
+    if (t->phase[i].calls > 0) print_phase(t, i, s.seconds, out);
+  fprintf(out, "%-16s %9.2f %5.1f%% %8s %10s %10s %9s %9s", "total", s.seconds, 100.0, "", "", "",
+          "", "");
+  print_work(t, s.flops, s.seconds, out);
+  print_links(s.comm_seconds, s.intra, s.inter, s.peak_bytes, out);
+  print_traffic(t, out);
+}
+
+int report_print_run(const char *run_dir, FILE *out, Error *err) {
+  if (!fs_is_dir(run_dir)) return error_set(err, "%s: no such run directory", run_dir);
+  char *path = fs_join(run_dir, "report.json");
+  int rc = -1;
+  if (!fs_exists(path)) {
+    error_set(err, "%s: not there; a run writes it at its first checkpoint and at its end", path);
+  } else {
+    json_t *obj = json_read(path, err);
+    ReportTotals t;
+    rc = obj ? report_totals_parse(obj, path, &t, err) : -1;
+    if (rc == 0) report_table(&t, out);
+    json_decref(obj);
+  }
+  free(path);
+  return rc;
+}

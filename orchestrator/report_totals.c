@@ -1,0 +1,116 @@
+/* Totals of a run: names of phases, and the JSON of report.json and of a checkpoint's state. */
+#include <string.h>
+
+#include "orchestrator/report.h"
+
+static const struct {
+  const char *name, *title;
+} phases[PH_COUNT] = {
+    [PH_ROLLOUT] = {"rollout", "rollout"},
+    [PH_ACTOR_LOGPROBS] = {"actor_logprobs", "actor log-probs"},
+    [PH_REFERENCE] = {"reference", "reference"},
+    [PH_VALUES] = {"values", "values"},
+    [PH_REWARDS] = {"rewards", "rewards"},
+    [PH_ADVANTAGES] = {"advantages", "advantages"},
+    [PH_ACTOR_UPDATE] = {"actor_update", "actor update"},
+    [PH_CRITIC_UPDATE] = {"critic_update", "critic update"},
+    [PH_REFRESH] = {"refresh", "weight refresh"},
+    [PH_CHECKPOINT] = {"checkpoint", "checkpoint"},
+    [PH_SFT] = {"sft", "sft"},
+    [PH_REWARD_TRAIN] = {"reward_training", "reward training"},
+    [PH_EVAL] = {"evaluation", "evaluation"},
+    [PH_OTHER] = {"other", "other"},
+};
+
+const char *phase_name(Phase p) { return phases[p].name; }
+const char *phase_title(Phase p) { return phases[p].title; }
+
+static json_t *traffic_json(const Traffic *t) {
+  json_t *obj = json_object();
+  for (CollKind k = 0; k < COLL_KINDS; k++) {
+    const TrafficCount *c = &t->of[k];
+    if (c->calls == 0) continue;
+    json_object_set_new(obj, coll_name(k),
+                        json_pack("{s:I, s:I, s:I, s:f}", "calls", (json_int_t)c->calls,
+                                  "intra_bytes", (json_int_t)c->intra_bytes, "inter_bytes",
+                                  (json_int_t)c->inter_bytes, "seconds", c->seconds));
+  }
+  return obj;
+}
+
+static json_t *phase_json(const PhaseTotals *p) {
+  return json_pack("{s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:o}", "seconds", p->seconds, "calls",
+                   (json_int_t)p->calls, "sequences", (json_int_t)p->sequences, "prompt_tokens",
+                   (json_int_t)p->prompt_tokens, "generated_tokens",
+                   (json_int_t)p->generated_tokens, "model_flops", p->flops, "comm_seconds",
+                   p->comm_seconds, "peak_bytes", (json_int_t)p->peak_bytes, "traffic",
+                   traffic_json(&p->traffic));
+}
+
+json_t *report_totals_json(const ReportTotals *t) {
+  json_t *all = json_object();
+  for (Phase p = 0; p < PH_COUNT; p++)
+    json_object_set_new(all, phases[p].name, phase_json(&t->phase[p]));
+  return json_pack("{s:i, s:I, s:s, s:f, s:o}", "ranks", t->ranks, "steps", (json_int_t)t->steps,
+                   "device", t->device, "peak_flops_per_second", t->peak_flops, "phases", all);
+}
+
+static int count_parse(const json_t *obj, const char *key, const char *file, int64_t *out,
+                       Error *err) {
+  return json_get_i64(obj, key, file, 0, INT64_MAX, out, err);
+}
+
+static int coll_parse(const json_t *obj, const char *file, TrafficCount *out, Error *err) {
+  int64_t calls, intra, inter;
+  if (count_parse(obj, "calls", file, &calls, err) ||
+      count_parse(obj, "intra_bytes", file, &intra, err) ||
+      count_parse(obj, "inter_bytes", file, &inter, err) ||
+      json_get_f64_or(obj, "seconds", file, 0, &out->seconds, err))
+    return -1;
+  out->calls = (uint64_t)calls;
+  out->intra_bytes = (uint64_t)intra;
+  out->inter_bytes = (uint64_t)inter;
+  return 0;
+}
+
+static int phase_parse(const json_t *obj, const char *file, PhaseTotals *out, Error *err) {
+  int64_t peak;
+  if (json_get_f64_or(obj, "seconds", file, 0, &out->seconds, err) ||
+      count_parse(obj, "calls", file, &out->calls, err) ||
+      count_parse(obj, "sequences", file, &out->sequences, err) ||
+      count_parse(obj, "prompt_tokens", file, &out->prompt_tokens, err) ||
+      count_parse(obj, "generated_tokens", file, &out->generated_tokens, err) ||
+      json_get_f64_or(obj, "model_flops", file, 0, &out->flops, err) ||
+      json_get_f64_or(obj, "comm_seconds", file, 0, &out->comm_seconds, err) ||
+      count_parse(obj, "peak_bytes", file, &peak, err))
+    return -1;
+  out->peak_bytes = (size_t)peak;
+  const json_t *traffic = json_object_get(obj, "traffic");
+  for (CollKind k = 0; k < COLL_KINDS; k++) {
+    const json_t *c = json_object_get(traffic, coll_name(k));
+    if (c && coll_parse(c, file, &out->traffic.of[k], err)) return -1;
+  }
+  return 0;
+}
+
+int report_totals_parse(const json_t *obj, const char *file, ReportTotals *out, Error *err) {
+  memset(out, 0, sizeof *out);
+  int64_t ranks;
+  const char *device;
+  if (json_get_i64(obj, "ranks", file, 1, INT32_MAX, &ranks, err) ||
+      count_parse(obj, "steps", file, &out->steps, err) ||
+      json_get_str_or(obj, "device", file, "", &device, err) ||
+      json_get_f64_or(obj, "peak_flops_per_second", file, 0, &out->peak_flops, err))
+    return -1;
+  out->ranks = (int)ranks;
+  snprintf(out->device, sizeof out->device, "%s", device);
+  const json_t *all = json_object_get(obj, "phases");
+  if (!json_is_object(all)) return error_set(err, "%s: \"phases\": expected an object", file);
+  for (Phase p = 0; p < PH_COUNT; p++) {
+    const json_t *one = json_object_get(all, phases[p].name);
+    if (!json_is_object(one))
+      return error_set(err, "%s: \"phases\": no object for \"%s\"", file, phases[p].name);
+    if (phase_parse(one, file, &out->phase[p], err)) return -1;
+  }
+  return 0;
+}
