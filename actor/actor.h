@@ -4,19 +4,14 @@
 #ifndef ACTOR_H
 #define ACTOR_H
 
+#include "core/kl.h"
 #include "core/recipe.h"
 #include "core/rollout.h"
 #include "model/model.h"
 
 /* ---- formulas (pure; arrays are per response token; tests call them) ---- */
 
-/* KL estimators of token t (Schulman 2020, "Approximating KL Divergence"), logr = logp - logq,
- * samples from p: k1 = logr, k2 = logr^2 / 2, k3 = exp(-logr) - 1 + logr. The exponent is clamped
- * to +-20. */
-typedef enum KlKind { KL_K1, KL_K2, KL_K3 } KlKind;
-int kl_kind_parse(const char *name); /* -1 unknown */
-float kl_estimate(KlKind kind, float logp, float logq);
-float kl_gradient(KlKind kind, float logp, float logq); /* d kl / d logp */
+/* The KL estimators are in core/kl.h, which reward shaping shares. */
 
 typedef struct PolicyLoss {
   float clip_low, clip_high; /* ratio clipped to [1 - low, 1 + high] */
@@ -27,10 +22,12 @@ typedef struct PolicyLoss {
   float temperature;
 } PolicyLoss;
 
-/* Per-token loss before weighting and its derivatives: max(-A ratio, -A clip(ratio)), PPO (Schulman
- * et al. 2017). */
+/* Per-token loss before weighting and its derivatives: policy = max(-A ratio, -A clip(ratio)), PPO
+ * (Schulman et al. 2017), ratio = exp(new - old) with the log-ratio limited to +-20; loss = policy
+ * - entropy_coef * entropy + kl_coef * kl (if kl_in_loss). kl is the estimator on (new, ref).
+ * clipped: the ratio lies outside [1 - low, 1 + high], whether or not that side is the larger. */
 typedef struct PolicyTerm {
-  float loss, dlogprob, dentropy, ratio, kl;
+  float loss, policy, dlogprob, dentropy, ratio, kl;
   bool clipped;
 } PolicyTerm;
 PolicyTerm policy_term(const PolicyLoss *p, float newlp, float oldlp, float reflp, float adv,
@@ -44,17 +41,20 @@ PolicyTerm policy_term(const PolicyLoss *p, float newlp, float oldlp, float refl
 void actor_logprobs(Model *m, const BatchPlan *plan, Rollout *ro, RolloutField field,
                     float temperature);
 
-typedef struct PolicyStats { /* global (all ranks), means over the response tokens of the minibatch
-                              */
-  double loss, policy_loss, entropy,
-      kl_ref;                          /* kl_ref: the estimator in use, new against reference */
+/* Global (all ranks). loss and policy_loss use the weights of the gradient (token or sequence
+ * mean); the rest are means over the response tokens of the minibatch. */
+typedef struct PolicyStats {
+  double loss, policy_loss, entropy;
+  double kl_ref;                       /* the estimator in use, new against reference; 0 when the
+                                          rollout has no reference log-probs */
   double kl_old_k1, kl_old_k3;         /* new against old */
   double clip_fraction, ratio_max_dev; /* max |ratio - 1| */
   double grad_norm, lr;
   bool skipped;
 } PolicyStats;
-/* One optimizer step on one minibatch (global sequence ids). Reads OLD, REF (if KL in the loss),
- * ADVANTAGES. */
+/* One optimizer step on one minibatch (global sequence ids; NULL: all). Reads OLD, REF (if KL in
+ * the loss), ADVANTAGES. Returns 0; 1 when no sequence of the minibatch has a response token: then
+ * nothing is trained and the statistics are 0. Collective. */
 int actor_update(Model *m, const Rollout *ro, const int32_t *ids, int n, const PolicyLoss *loss,
                  bool sequence_mean, int micro_tokens, AdamW opt, float max_norm, PolicyStats *out);
 
@@ -74,7 +74,7 @@ typedef struct SftStats {
   bool skipped;
 } SftStats;
 /* The whole global batch is given on every rank. Loss = mean negative log-prob over its loss tokens
- * (all ranks). */
+ * (all ranks). A batch without any loss token trains nothing: loss 0. */
 void sft_step(Model *m, const SftBatch *b, int micro_tokens, AdamW opt, float max_norm,
               SftStats *out);
 void sft_eval(Model *m, const SftBatch *b, int micro_tokens, SftStats *out); /* loss only */

@@ -19,19 +19,22 @@ void gae(Rollout *ro, float gamma, float lambda);
 void whiten_advantages(Rollout *ro);
 
 /* 0.5 * max((v - ret)^2, (v_clip - ret)^2), v_clip = old + clamp(v - old, +-clip); clip 0: no
- * clipping. */
+ * clipping. clipped: |v - old| > clip, whether or not that side is the larger. */
 typedef struct ValueTerm {
   float loss, dvalue;
   bool clipped;
 } ValueTerm;
 ValueTerm value_term(float v, float old, float ret, float clip);
 
+/* Global (all ranks); loss without vf_coef. explained_variance = 1 - var(returns - v) /
+ * var(returns) over the response tokens, v before the step; 0 when the returns do not vary. */
 typedef struct ValueStats {
   double loss, clip_fraction, explained_variance, grad_norm;
   bool skipped;
-} ValueStats; /* global; loss without vf_coef */
-/* One optimizer step on one minibatch of global sequence ids; gradient of vf_coef * mean value
- * loss. Collective. */
+} ValueStats;
+/* One optimizer step on one minibatch of global sequence ids (NULL: all); gradient of vf_coef *
+ * mean value loss. Reads VALUES, RETURNS. Returns 0; 1 when the minibatch has no response token:
+ * then nothing is trained and the statistics are 0. Collective. */
 int critic_update(Model *m, const Rollout *ro, const int32_t *ids, int n, float value_clip,
                   float vf_coef, bool sequence_mean, int micro_tokens, AdamW opt, float max_norm,
                   ValueStats *out);
