@@ -2,8 +2,11 @@
 #include "tests/test.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/fs.h"
@@ -40,6 +43,44 @@ const char *test_tmp(void) {
   if (fs_make_dirs(tmp_dir, NULL)) die("cannot make %s", tmp_dir);
   atexit(remove_tmp);
   return tmp_dir;
+}
+
+const char *test_file(const char *name) {
+  static char path[8][512];
+  static int turn;
+  char *p = path[turn++ % 8];
+  snprintf(p, sizeof path[0], "%s/%s", test_tmp(), name);
+  return p;
+}
+
+/* The child must not reach the other ranks, the parent's exit handlers or its core dumps. */
+static _Noreturn void run_to_death(int err_fd, void (*fn)(void *), void *arg) {
+  const struct rlimit none = {0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+  signal(SIGABRT, SIG_DFL);
+  dup2(err_fd, STDERR_FILENO);
+  die_set_rank(0, NULL);
+  fn(arg);
+  _exit(0);
+}
+
+const char *test_death(void (*fn)(void *arg), void *arg) {
+  static char said[8192];
+  int fd[2], status;
+  fflush(NULL);
+  if (pipe(fd) != 0) die("pipe");
+  pid_t pid = fork();
+  if (pid < 0) die("fork");
+  if (pid == 0) run_to_death(fd[1], fn, arg);
+  close(fd[1]);
+  size_t n = 0;
+  for (ssize_t got; n < sizeof said - 1 && (got = read(fd[0], said + n, sizeof said - 1 - n)) > 0;)
+    n += (size_t)got;
+  said[n] = '\0';
+  close(fd[0]);
+  waitpid(pid, &status, 0);
+  assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+  return said;
 }
 
 double test_rel_error(const float *a, const float *b, size_t n) {

@@ -19,6 +19,11 @@ const char *test_shared(void);
 const char *test_path(const char *below);
 /* A fresh folder for this test program under the build folder, removed at exit. */
 const char *test_tmp(void);
+/* "<test_tmp>/name"; a few names stay valid at a time. */
+const char *test_file(const char *name);
+/* Runs fn(arg) in a child process that must die(); returns what it said (valid until the next
+ * call). The running test fails when the child lives. */
+const char *test_death(void (*fn)(void *arg), void *arg);
 /* Relative difference |a - b| / max(1e-30, largest |b|) over n; the largest of them. */
 double test_rel_error(const float *a, const float *b, size_t n);
 
