@@ -33,6 +33,7 @@ typedef struct ModelConfig {
   int bos_id, pad_id;                /* -1: none */
   int n_eos, eos_ids[MODEL_MAX_EOS]; /* generation_config.json's, else config.json's */
   HeadKind head;                     /* what the checkpoint's architecture says */
+  bool score_bias;                   /* the scalar head has a bias; its tensors tell, not config */
   DType dtype; /* of the checkpoint's tensors as config says; F32 when it does not */
 } ModelConfig;
 

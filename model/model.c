@@ -1,0 +1,85 @@
+/* A Model: its config, its sharded parameters, and the small things every call needs. */
+#include "core/rng.h"
+#include "model/internal.h"
+
+Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o) {
+  Error err = {""};
+  if (model_config_check(c, &err)) die("%s", err.msg);
+  Model *m = mem_zalloc(1, sizeof *m);
+  m->config = *c;
+  m->config.head = o->head;
+  m->head = o->head;
+  m->trainable = o->trainable;
+  m->recompute = o->recompute;
+  m->device = d;
+  m->ops = device_ops(d);
+  m->grid = g;
+  m->arena = arena;
+  ParamSpec *specs;
+  int n = params_list(&m->config, o->head, &specs, &m->params);
+  ZeroPPConfig zero = o->zero;
+  zero.trainable = o->trainable;
+  m->zero = zeropp_create(d, g, &zero, specs, n);
+  free(specs);
+  return m;
+}
+
+Model *model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o) {
+  Model *m = model_new(d, g, arena, c, o);
+  zeropp_init_random(m->zero, o->seed);
+  return m;
+}
+
+void model_init_param(Model *m, int param, uint64_t seed) {
+  const ParamSpec *s = zeropp_spec(m->zero, param);
+  int64_t start, count;
+  float *w = zeropp_shard(m->zero, STATE_MASTER, param, &start, &count);
+  uint64_t stream = rng_hash(s->name);
+  for (int64_t i = 0; i < count; i++) {
+    if (s->init == INIT_NORMAL)
+      w[i] = s->init_std * rng_normal(seed, stream, (uint64_t)(start + i));
+    else
+      w[i] = s->init == INIT_ONES ? 1.0F : 0.0F;
+  }
+}
+
+void model_free(Model *m) {
+  if (!m) return;
+  zeropp_destroy(m->zero);
+  device_free(m->device, m->rope.cos_Pr.data);
+  device_free(m->device, m->rope.sin_Pr.data);
+  json_decref(m->source_config);
+  json_decref(m->source_generation);
+  free(m->params.block);
+  free(m);
+}
+
+const ModelConfig *model_config(const Model *m) { return &m->config; }
+HeadKind model_head(const Model *m) { return m->head; }
+ZeroPP *model_zero(Model *m) { return m->zero; }
+Device *model_device(Model *m) { return m->device; }
+Grid *model_grid(Model *m) { return m->grid; }
+Arena *model_arena(Model *m) { return m->arena; }
+double model_flops_done(const Model *m) { return m->flops; }
+
+/* ---- arena tensors ---- */
+
+/* Never NULL, so that an empty tensor is not taken for an absent operand. */
+static void *push_bytes(Model *m, int64_t n, size_t size) {
+  size_t bytes = (size_t)n * size;
+  return arena_push(m->arena, bytes ? bytes : 1);
+}
+
+Tensor push_f32(Model *m, int64_t rows, int64_t cols) {
+  return tensor_2d(push_bytes(m, rows * cols, sizeof(float)), DT_F32, rows, cols);
+}
+
+Tensor push_f32_1d(Model *m, int64_t n) {
+  return tensor_1d(push_bytes(m, n, sizeof(float)), DT_F32, n);
+}
+
+Tensor push_i32(Model *m, int64_t n, const int32_t *host) {
+  Tensor t = tensor_1d(push_bytes(m, n, sizeof(int32_t)), DT_I32, n);
+  if (n > 0) device_upload(m->device, t.data, host, (size_t)n * sizeof(int32_t));
+  return t;
+}

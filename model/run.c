@@ -1,0 +1,127 @@
+/* The public passes over a packed batch: inference (log-probabilities, values, logits) and training
+ * (forward, loss, backward, reduction). Everything pushed on the arena is popped at the end. */
+#include "model/internal.h"
+
+static double batch_flops(const Model *m, Batch b, int n_rows) {
+  int32_t *lengths = mem_alloc((size_t)b.n_seqs, sizeof(int32_t));
+  for (int s = 0; s < b.n_seqs; s++) lengths[s] = b.offsets[s + 1] - b.offsets[s];
+  double flops = model_forward_flops(&m->config, m->head, b.n_seqs, lengths, n_rows);
+  free(lengths);
+  return flops;
+}
+
+/* ---- inference ---- */
+
+typedef struct Inference {
+  ArenaMark mark;
+  Tensor norm_NC;
+} Inference;
+
+/* Trunk and final norm; the head is gathered and stays so until inference_end. */
+static Inference inference_begin(Model *m, Batch b, int n_rows) {
+  Inference f = {.mark = arena_mark(m->arena)};
+  m->flops += batch_flops(m, b, n_rows);
+  Packed p = packed_upload(m, b);
+  TrunkActs t;
+  trunk_forward(m, &p, (AttnCall){.seg = p.seg}, KEEP_NOTHING, &t);
+  f.norm_NC = push_f32(m, p.n, m->config.hidden);
+  head_gather(m);
+  m->ops->rmsnorm_fwd(m->device, t.x_NC, t.delta_NC, zeropp_weight(m->zero, m->params.head.norm),
+                      m->config.norm_eps, f.norm_NC, absent());
+  trunk_free(&t);
+  return f;
+}
+
+static void inference_end(Model *m, Inference f) {
+  head_release(m);
+  arena_pop(m->arena, f.mark);
+}
+
+void model_logprobs(Model *m, Batch b, int n_rows, const int32_t *rows, const int32_t *targets,
+                    float temperature, float *logprobs, float *entropy) {
+  require(m->head == HEAD_LM);
+  Inference f = inference_begin(m, b, n_rows);
+  head_logprobs(m, f.norm_NC, (LmRows){n_rows, rows, targets, temperature}, logprobs, entropy);
+  inference_end(m, f);
+}
+
+void model_values(Model *m, Batch b, int n_rows, const int32_t *rows, float *values) {
+  require(m->head == HEAD_SCALAR);
+  Inference f = inference_begin(m, b, n_rows);
+  head_values(m, f.norm_NC, n_rows, rows, values);
+  inference_end(m, f);
+}
+
+void model_logits(Model *m, Batch b, int n_rows, const int32_t *rows, float *logits_RV) {
+  require(m->head == HEAD_LM);
+  Inference f = inference_begin(m, b, n_rows);
+  if (n_rows > 0) {
+    Tensor rows_R = push_i32(m, n_rows, rows), h_RC = push_f32(m, n_rows, m->config.hidden);
+    Tensor out_RV = push_f32(m, n_rows, m->config.vocab_size);
+    m->ops->gather_rows(m->device, f.norm_NC, rows_R, h_RC);
+    m->ops->gemm(m->device, GEMM_NT, 1, h_RC, head_weight(m), 0, out_RV);
+    device_download(m->device, logits_RV, out_RV.data, tensor_bytes(out_RV));
+  }
+  inference_end(m, f);
+}
+
+/* ---- training ---- */
+
+typedef struct Training {
+  ArenaMark mark;
+  Packed batch;
+  TrunkActs trunk;
+  Tensor norm_NC, rstd_N, dnorm_NC; /* dnorm starts at zero: the head adds to wanted rows */
+} Training;
+
+/* Forward up to the head, whose units are then FULL with open gradients. */
+static Training training_begin(Model *m, Batch b, int n_rows) {
+  require(m->trainable);
+  Training t = {.mark = arena_mark(m->arena)};
+  m->flops += 3 * batch_flops(m, b, n_rows);
+  t.batch = packed_upload(m, b);
+  trunk_forward(m, &t.batch, (AttnCall){.seg = t.batch.seg}, m->recompute ? KEEP_INPUTS : KEEP_ALL,
+                &t.trunk);
+  t.norm_NC = push_f32(m, t.batch.n, m->config.hidden);
+  t.rstd_N = push_f32_1d(m, t.batch.n);
+  t.dnorm_NC = push_f32(m, t.batch.n, m->config.hidden);
+  device_zero(m->device, t.dnorm_NC.data, tensor_bytes(t.dnorm_NC));
+  head_gather(m);
+  zeropp_open_grad(m->zero, unit_of_head(m));
+  if (head_is_tied(m)) zeropp_open_grad(m->zero, 0);
+  m->ops->rmsnorm_fwd(m->device, t.trunk.x_NC, t.trunk.delta_NC,
+                      zeropp_weight(m->zero, m->params.head.norm), m->config.norm_eps, t.norm_NC,
+                      t.rstd_N);
+  return t;
+}
+
+/* The final norm's backward, then the trunk's. A tied embedding's gradient stays open for both. */
+static void training_end(Model *m, Training *t) {
+  Tensor dx_NC = push_f32(m, t->batch.n, m->config.hidden);
+  device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
+  int norm = m->params.head.norm;
+  m->ops->rmsnorm_bwd(m->device, t->dnorm_NC, t->trunk.x_NC, zeropp_weight(m->zero, norm),
+                      t->rstd_N, dx_NC, zeropp_grad(m->zero, norm));
+  zeropp_reduce(m->zero, unit_of_head(m));
+  head_release(m);
+  trunk_backward(m, &t->batch, &t->trunk, dx_NC);
+  trunk_free(&t->trunk);
+  arena_pop(m->arena, t->mark);
+}
+
+void model_train_lm(Model *m, Batch b, int n_rows, const int32_t *rows, const int32_t *targets,
+                    float temperature, bool want_entropy, LmLoss loss, void *ctx) {
+  require(m->head == HEAD_LM);
+  Training t = training_begin(m, b, n_rows);
+  head_train_lm(m, t.norm_NC, (LmRows){n_rows, rows, targets, temperature}, want_entropy, loss, ctx,
+                t.dnorm_NC);
+  training_end(m, &t);
+}
+
+void model_train_values(Model *m, Batch b, int n_rows, const int32_t *rows, ValueLoss loss,
+                        void *ctx) {
+  require(m->head == HEAD_SCALAR);
+  Training t = training_begin(m, b, n_rows);
+  head_train_values(m, t.norm_NC, n_rows, rows, loss, ctx, t.dnorm_NC);
+  training_end(m, &t);
+}

@@ -1,0 +1,58 @@
+/* The trunk for generation: no activations kept, attention by the caller, who owns the KV cache. */
+#include "model/internal.h"
+
+/* Every token attends to all before it in its sequence, whose count its position tells. */
+static double step_flops(const Model *m, int n, const int32_t *positions, int n_rows) {
+  const ModelConfig *c = &m->config;
+  double keys = 0;
+  for (int i = 0; i < n; i++) {
+    int seen = positions[i] + 1;
+    keys += c->window && seen > c->window ? c->window : seen;
+  }
+  double block = n * block_matrix_flops(c) + attention_flops(c, keys);
+  return c->n_layers * block + head_flops(c, HEAD_LM, n_rows);
+}
+
+static void check_step(const Model *m, int n, const int32_t *tokens, const int32_t *positions) {
+  for (int i = 0; i < n; i++) {
+    if (tokens[i] < 0 || tokens[i] >= m->config.vocab_size)
+      die("token %d of the step is %d; the vocabulary has %d", i, tokens[i], m->config.vocab_size);
+    if (positions[i] < 0 || positions[i] >= m->config.max_positions)
+      die("position %d of the step is %d; the model takes %d", i, positions[i],
+          m->config.max_positions);
+  }
+}
+
+/* Final norm and head over the wanted rows only: after a prefill that is one row per sequence. */
+static void step_head(Model *m, const TrunkActs *t, int n_rows, const int32_t *rows,
+                      Tensor logits_RV) {
+  const Ops *op = m->ops;
+  int hidden = m->config.hidden;
+  Tensor rows_R = push_i32(m, n_rows, rows), x_RC = push_f32(m, n_rows, hidden);
+  Tensor delta_RC = push_f32(m, n_rows, hidden), norm_RC = push_f32(m, n_rows, hidden);
+  op->gather_rows(m->device, t->x_NC, rows_R, x_RC);
+  op->gather_rows(m->device, t->delta_NC, rows_R, delta_RC);
+  op->rmsnorm_fwd(m->device, x_RC, delta_RC, zeropp_weight(m->zero, m->params.head.norm),
+                  m->config.norm_eps, norm_RC, absent());
+  op->gemm(m->device, GEMM_NT, 1, norm_RC, head_weight(m), 0, logits_RV);
+}
+
+void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions, Attend attend,
+                void *ctx, int n_rows, const int32_t *rows, Tensor logits_RV) {
+  require(m->head == HEAD_LM);
+  check_step(m, n, tokens, positions);
+  ArenaMark mark = arena_mark(m->arena);
+  int longest = 0;
+  for (int i = 0; i < n; i++)
+    if (positions[i] >= longest) longest = positions[i] + 1;
+  rope_ensure(m, longest);
+  Packed p = {.n = n, .tokens_N = push_i32(m, n, tokens), .positions_N = push_i32(m, n, positions)};
+  TrunkActs t;
+  trunk_forward(m, &p, (AttnCall){.attend = attend, .ctx = ctx}, KEEP_NOTHING, &t);
+  head_gather(m);
+  if (n_rows > 0) step_head(m, &t, n_rows, rows, logits_RV);
+  head_release(m);
+  m->flops += step_flops(m, n, positions, n_rows);
+  trunk_free(&t);
+  arena_pop(m->arena, mark);
+}
