@@ -70,25 +70,31 @@ static int not_a_model(const Wire *w, const char *file, Error *err) {
 }
 
 /* The normalizer's table: u32 size of a double-array trie (Darts-clone, u32 units), the trie, then
- * NUL-terminated replacements. The library follows the trie without bounds: every unit's children
- * must lie inside it and every leaf must point at a replacement. */
+ * NUL-terminated replacements. The library follows the trie without bounds, so the children of
+ * every unit must lie inside it, and every value must point at a replacement. A unit with bit 31 is
+ * a value; bit 8 says that a unit has one, as its child 0. */
+static uint32_t trie_unit(const uint8_t *trie, size_t i) {
+  uint32_t unit;
+  memcpy(&unit, trie + i * sizeof unit, sizeof unit);
+  return unit;
+}
+
 static bool charsmap_is_sound(const uint8_t *blob, size_t len) {
+  enum { VALUE_MASK = 0x7fffffff, HAS_VALUE = 0x100 };
   if (len == 0) return true;
-  uint32_t trie_bytes, unit;
-  if (len < sizeof trie_bytes) return false;
-  memcpy(&trie_bytes, blob, sizeof trie_bytes);
-  size_t n_units = trie_bytes / sizeof unit, texts = len - sizeof trie_bytes;
-  if (trie_bytes % sizeof unit || n_units == 0 || trie_bytes >= texts) return false;
-  texts -= trie_bytes;
-  if (blob[len - 1] != 0) return false;
+  if (len < 2 * sizeof(uint32_t) || blob[len - 1] != 0) return false;
+  size_t trie_bytes = trie_unit(blob, 0), n_units = trie_bytes / sizeof(uint32_t);
+  size_t body = len - sizeof(uint32_t);
+  if (trie_bytes % sizeof(uint32_t) || n_units == 0 || trie_bytes >= body) return false;
+  const uint8_t *trie = blob + sizeof(uint32_t);
+  size_t texts = body - trie_bytes;
+  if (trie_unit(trie, 0) > VALUE_MASK) return false; /* the root has children */
   for (size_t i = 0; i < n_units; i++) {
-    memcpy(&unit, blob + sizeof trie_bytes + i * sizeof unit, sizeof unit);
-    if (unit >> 31) {
-      if ((unit & 0x7fffffff) >= texts) return false;
-    } else {
-      size_t children = i ^ ((size_t)(unit >> 10) << ((unit & 0x200) >> 6));
-      if ((children | 0xff) >= n_units) return false;
-    }
+    uint32_t unit = trie_unit(trie, i);
+    if (unit > VALUE_MASK) continue;
+    size_t children = i ^ ((size_t)(unit >> 10) << ((unit & 0x200) >> 6));
+    if ((children | 0xff) >= n_units) return false;
+    if (unit & HAS_VALUE && (trie_unit(trie, children) & VALUE_MASK) >= texts) return false;
   }
   return true;
 }
