@@ -13,6 +13,7 @@
 
 struct Pattern {
   char *text; /* as given, for messages */
+  bool whole;
   pcre2_code *code;
   pcre2_match_data *data;
   pcre2_match_context *limits;
@@ -34,7 +35,7 @@ static char *word_regex(const char *text) {
 Pattern *pattern_create(const char *text, PatternKind kind, bool ignore_case, Error *err) {
   uint32_t options = PCRE2_UTF | PCRE2_MATCH_INVALID_UTF | (ignore_case ? PCRE2_CASELESS : 0u);
   if (kind == PATTERN_WHOLE)
-    options |= PCRE2_LITERAL | PCRE2_ANCHORED | PCRE2_ENDANCHORED;
+    options |= PCRE2_LITERAL | PCRE2_ANCHORED;
   else
     options |= PCRE2_UCP;
   char *regex = kind == PATTERN_WORD ? word_regex(text) : mem_strdup(text);
@@ -51,6 +52,7 @@ Pattern *pattern_create(const char *text, PatternKind kind, bool ignore_case, Er
     return NULL;
   }
   p->text = mem_strdup(text);
+  p->whole = kind == PATTERN_WHOLE;
   p->data = pcre2_match_data_create_from_pattern(p->code, NULL);
   p->limits = pcre2_match_context_create(NULL);
   if (!p->data || !p->limits) die("out of memory for pattern \"%s\"", text);
@@ -61,7 +63,8 @@ Pattern *pattern_create(const char *text, PatternKind kind, bool ignore_case, Er
 
 int pattern_match(const Pattern *p, const char *subject, size_t len, Error *err) {
   int rc = pcre2_match(p->code, (PCRE2_SPTR)subject, len, 0, 0, p->data, p->limits);
-  if (rc >= 0) return 1;
+  /* PCRE2 also takes the place before an invalid byte for an end, so the extent is looked at. */
+  if (rc >= 0) return !p->whole || pcre2_get_ovector_pointer(p->data)[1] == len;
   if (rc == PCRE2_ERROR_NOMATCH) return 0;
   PCRE2_UCHAR why[256];
   pcre2_get_error_message(rc, why, sizeof why);

@@ -81,7 +81,7 @@ static int parse_line(const char *line, size_t len, int number, double *value, E
                        "\"%s\"",
                        number, quote_line(line, len).text);
   }
-  if (!isfinite(*value))
+  if (!isfinite((float)*value)) /* rewards are floats */
     return error_set(err, "line %d of its output: expected a finite number, found \"%s\"", number,
                      quote_line(line, len).text);
   return 0;
