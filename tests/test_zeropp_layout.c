@@ -1,0 +1,117 @@
+/* The layout against a naive map that deals out rows and elements one at a time. */
+#include "tests/test.h"
+#include "tests/zeropp_test.h"
+#include "zeropp/zeropp.h"
+
+enum { MAX_NODES = 6, MAX_LOCAL = 8, MAX_ELEMENTS = 4096 };
+
+/* Sizes of `parts` hands when n cards are dealt round. */
+static void deal(int64_t n, int parts, int64_t *hand) {
+  for (int i = 0; i < parts; i++) hand[i] = 0;
+  for (int64_t i = 0; i < n; i++) hand[i % parts]++;
+}
+
+/* owner[element] = rank, slice by slice, piece by piece. */
+static int64_t naive_owners(const ParamSpec *s, int nodes, int local, int *owner) {
+  int64_t rows[MAX_LOCAL], piece[MAX_NODES], at = 0;
+  int64_t width = s->ndim == 2 ? s->dim[1] : 1;
+  deal(s->dim[0], local, rows);
+  for (int j = 0; j < local; j++) {
+    deal(rows[j] * width, nodes, piece);
+    for (int n = 0; n < nodes; n++)
+      for (int64_t i = 0; i < piece[n]; i++) owner[at++] = n * local + j;
+  }
+  return at;
+}
+
+static void check(const ParamSpec *s, int nodes, int local) {
+  static int owner[MAX_ELEMENTS], seen[MAX_ELEMENTS];
+  int64_t numel = naive_owners(s, nodes, local, owner);
+  int64_t width = s->ndim == 2 ? s->dim[1] : 1;
+  assert_int_equal(numel, s->dim[0] * width);
+  memset(seen, 0, sizeof seen);
+  for (int j = 0; j < local; j++) {
+    int64_t slice_start = -1, slice_count = 0;
+    for (int n = 0; n < nodes; n++) {
+      int64_t start, count;
+      layout_owned(s, nodes, local, n, j, &start, &count);
+      assert_true(count >= 0 && start >= 0 && start + count <= numel);
+      for (int64_t i = start; i < start + count; i++) {
+        assert_int_equal(owner[i], n * local + j);
+        seen[i]++;
+      }
+      if (slice_start < 0) slice_start = start;
+      assert_int_equal(start, slice_start + slice_count); /* pieces of a slice follow each other */
+      slice_count += count;
+    }
+    assert_int_equal(slice_start % width, 0); /* a slice is whole rows */
+    assert_int_equal(slice_count % width, 0);
+  }
+  for (int64_t i = 0; i < numel; i++) assert_int_equal(seen[i], 1);
+}
+
+static void every_element_has_one_owner(void **state) {
+  (void)state;
+  static const int64_t widths[] = {1, 2, 3, 7, 16};
+  for (int nodes = 1; nodes <= MAX_NODES; nodes++)
+    for (int local = 1; local <= MAX_LOCAL; local++)
+      for (int64_t rows = 1; rows <= 40; rows++) {
+        ParamSpec s = {.ndim = 1, .dim = {rows, 1}};
+        check(&s, nodes, local);
+        s.ndim = 2;
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+          s.dim[1] = widths[w];
+          check(&s, nodes, local);
+        }
+      }
+}
+
+static void large_sizes_do_not_overflow(void **state) {
+  (void)state;
+  ParamSpec s = {.ndim = 2, .dim = {1 << 20, 1 << 20}}; /* 2^40 elements */
+  int64_t end = 0, total = 0;
+  for (int j = 0; j < 24; j++)
+    for (int n = 0; n < 3; n++) {
+      int64_t start, count;
+      layout_owned(&s, 3, 24, n, j, &start, &count);
+      assert_int_equal(start, end);
+      end = start + count;
+      total += count;
+    }
+  assert_int_equal(total, (int64_t)1 << 40);
+}
+
+static void memory_is_planned_for_the_fullest_rank(void **state) {
+  (void)state;
+  ParamSpec specs[TEST_PARAMS];
+  test_specs(specs);
+  ZeroPPConfig frozen = {.stage = 3, .trainable = false}, trained = {.stage = 3, .trainable = true};
+  for (int nodes = 1; nodes <= MAX_NODES; nodes++)
+    for (int local = 1; local <= MAX_LOCAL; local++) {
+      ZeroPPMemory f = zeropp_memory(&frozen, specs, TEST_PARAMS, nodes, local, false);
+      ZeroPPMemory t = zeropp_memory(&trained, specs, TEST_PARAMS, nodes, local, true);
+      for (int r = 0; r < nodes * local && nodes * local > 1; r++) {
+        uint64_t owned = 0;
+        for (int p = 0; p < TEST_PARAMS; p++) {
+          int64_t start, count;
+          layout_owned(&specs[p], nodes, local, r / local, r % local, &start, &count);
+          owned += (uint64_t)count * 4;
+        }
+        assert_true(owned <= f.master);
+        if (r == 0) assert_int_equal(owned, f.master);
+      }
+      assert_int_equal(f.moments + f.gradients + f.ema, 0);
+      assert_int_equal(t.master, f.master);
+      assert_int_equal(t.moments, 2 * t.master);
+      assert_int_equal(t.gradients, t.master);
+      assert_int_equal(t.ema, t.master);
+      assert_int_equal(f.full_units == 0, nodes * local == 1);
+    }
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(every_element_has_one_owner),
+    cmocka_unit_test(large_sizes_do_not_overflow),
+    cmocka_unit_test(memory_is_planned_for_the_fullest_rank),
+};
+TEST_MAIN(tests)
