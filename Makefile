@@ -54,7 +54,7 @@ $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.c.o $(BUILD)/tests/test.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/tests/parity: $(BUILD)/tests/parity.c.o $(LIBS)
+$(BUILD)/tests/parity: $(patsubst %,$(BUILD)/%.o,$(wildcard tests/parity*.c)) $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
 # `make test ONLY="test_core_json cli_train"` runs some.

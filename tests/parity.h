@@ -1,0 +1,71 @@
+/* Parity with PyTorch: what the parts of `make parity` share.
+ *
+ * A fixture folder holds a checkpoint and reference.safetensors, what PyTorch computed with it. A
+ * figure is the largest relative error of one quantity over a folder: |ours - theirs| over the
+ * largest magnitude of the reference tensor. float32 sums of a few hundred terms in another order
+ * differ by about 1e-6 of the largest; 2e-5 leaves room for three to five layers of them, 1e-4 for
+ * gradients and ten optimizer steps, and a wrong formula is far outside both. */
+#ifndef PARITY_H
+#define PARITY_H
+
+#include "core/fs.h"
+#include "core/json.h"
+#include "model/model.h"
+
+#define PARITY_VALUE 2e-5
+#define PARITY_GRADIENT 1e-4
+
+typedef struct Figure {
+  char name[32], worst[128];
+  double error, limit;
+} Figure;
+
+typedef struct Parity {
+  Device *device;
+  Grid *grid;
+  Arena *arena;
+  const char *root; /* folder of folders */
+  char *dir;        /* the folder at hand */
+  StSet *reference;
+  Figure figure[40];
+  int n_figures;
+} Parity;
+
+/* Both die, naming the file, where the tensor is absent or has another count (n >= 0). */
+float *parity_f32(const Parity *p, const char *name, int64_t n);
+int32_t *parity_i32(const Parity *p, const char *name, int64_t *n);
+bool parity_has(const Parity *p, const char *name);
+
+/* Records the error of `got` against the reference tensor, or against numbers. */
+void parity_check(Parity *p, const char *figure, double limit, const float *got, const char *tensor,
+                  int64_t n);
+void parity_compare(Parity *p, const char *figure, double limit, const float *got,
+                    const float *want, int64_t n, const char *what);
+/* The shards of `kind` against the tensors PREFIX + Hugging Face name; all parameters. Collective.
+ */
+void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix);
+/* Yes or no as a figure: error 0 or infinite. */
+void parity_agree(Parity *p, const char *figure, bool same);
+
+/* A trainable model of a folder; NULL with the message. Collective. */
+Model *parity_load(Parity *p, const char *dir, HeadKind head, Error *err);
+/* A folder with this config and these weights, for parity_load; the caller frees the name.
+ * Collective. */
+char *parity_folder(Parity *p, const char *config, const char *weights);
+
+/* Sequences "seqI.input_ids" of the reference, packed. */
+typedef struct Sequences {
+  int n;
+  int32_t *offsets, *tokens;
+} Sequences;
+Sequences parity_sequences(const Parity *p);
+void sequences_free(Sequences *s);
+Batch sequences_batch(const Sequences *s);
+
+/* 0 or -1 with a message (the folder could not be loaded). Collective. */
+int parity_causal(Parity *p, Error *err);
+int parity_reward(Parity *p, Error *err);
+int parity_ppo(Parity *p, Error *err);
+int parity_adamw(Parity *p, Error *err);
+
+#endif

@@ -1,0 +1,168 @@
+/* Reading fixtures, loading their models, recording figures. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/parity.h"
+
+/* ---- the reference ---- */
+
+static const StEntry *entry(const Parity *p, const char *name, const StFile **file) {
+  const StEntry *e = stset_find(p->reference, name, file);
+  if (!e) die("%s/reference.safetensors: tensor %s is missing", p->dir, name);
+  return e;
+}
+
+bool parity_has(const Parity *p, const char *name) {
+  return stset_find(p->reference, name, NULL) != NULL;
+}
+
+float *parity_f32(const Parity *p, const char *name, int64_t n) {
+  const StFile *file;
+  const StEntry *e = entry(p, name, &file);
+  if (n >= 0 && e->numel != n)
+    die("%s/reference.safetensors: %s has %lld elements; expected %lld", p->dir, name,
+        (long long)e->numel, (long long)n);
+  float *x = mem_alloc((size_t)e->numel, sizeof *x);
+  Error err = {""};
+  if (st_read_f32(file, e, 0, e->numel, x, &err)) die("%s", err.msg);
+  return x;
+}
+
+int32_t *parity_i32(const Parity *p, const char *name, int64_t *n) {
+  const StFile *file;
+  const StEntry *e = entry(p, name, &file);
+  int32_t *x = mem_alloc((size_t)e->numel, sizeof *x);
+  Error err = {""};
+  if (st_read_i32(file, e, 0, e->numel, x, &err)) die("%s", err.msg);
+  if (n) *n = e->numel;
+  return x;
+}
+
+/* ---- figures ---- */
+
+static void record(Parity *p, const char *figure, double limit, double error, const char *what) {
+  int i = 0;
+  while (i < p->n_figures && strcmp(p->figure[i].name, figure) != 0) i++;
+  Figure *f = &p->figure[i];
+  if (i == p->n_figures) {
+    require(p->n_figures < (int)(sizeof p->figure / sizeof p->figure[0]));
+    *f = (Figure){.limit = limit, .error = -1};
+    snprintf(f->name, sizeof f->name, "%s", figure);
+    p->n_figures++;
+  }
+  if (isnan(error)) error = INFINITY;
+  if (error > f->error) {
+    f->error = error;
+    snprintf(f->worst, sizeof f->worst, "%s", what);
+  }
+}
+
+static double largest(const float *x, int64_t n) {
+  double most = 0;
+  for (int64_t i = 0; i < n; i++)
+    if (!(fabs((double)x[i]) <= most)) most = fabs((double)x[i]);
+  return most;
+}
+
+static double difference(const float *a, const float *b, int64_t n) {
+  double most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double d = fabs((double)a[i] - (double)b[i]);
+    if (!(d <= most)) most = d; /* NaN sticks */
+  }
+  return most;
+}
+
+/* Where the reference is all zero, the difference itself is the error. */
+static double relative(double diff, double scale) { return scale > 0 ? diff / scale : diff; }
+
+void parity_compare(Parity *p, const char *figure, double limit, const float *got,
+                    const float *want, int64_t n, const char *what) {
+  record(p, figure, limit, relative(difference(got, want, n), largest(want, n)), what);
+}
+
+void parity_check(Parity *p, const char *figure, double limit, const float *got, const char *tensor,
+                  int64_t n) {
+  float *want = parity_f32(p, tensor, n);
+  parity_compare(p, figure, limit, got, want, n, tensor);
+  free(want);
+}
+
+void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix) {
+  ZeroPP *z = model_zero(m);
+  for (int i = 0; i < zeropp_n_params(z); i++) {
+    const ParamSpec *s = zeropp_spec(z, i);
+    char name[160];
+    snprintf(name, sizeof name, "%s%s", prefix, s->name);
+    int64_t numel = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1), start, count;
+    float *want = parity_f32(p, name, numel);
+    const float *got = zeropp_shard(z, kind, i, &start, &count);
+    double diff = count > 0 ? difference(got, want + start, count) : 0;
+    if (isnan(diff)) diff = INFINITY;
+    comm_all_reduce_f64(p->grid->all, &diff, 1, true);
+    record(p, figure, PARITY_GRADIENT, relative(diff, largest(want, numel)), s->name);
+    free(want);
+  }
+}
+
+void parity_agree(Parity *p, const char *figure, bool same) {
+  record(p, figure, 0, same ? 0 : INFINITY, "");
+}
+
+/* ---- models ---- */
+
+Model *parity_load(Parity *p, const char *dir, HeadKind head, Error *err) {
+  ModelOptions o = {.head = head, .trainable = true, .zero = {.stage = 3}};
+  return model_load(p->device, p->grid, p->arena, dir, &o, err);
+}
+
+static void copy_into(const char *from, const char *dir, const char *name) {
+  Error err = {""};
+  char *to = fs_join(dir, name);
+  if (fs_copy(from, to, &err)) die("%s", err.msg);
+  free(to);
+}
+
+char *parity_folder(Parity *p, const char *config, const char *weights) {
+  char name[64] = "/tmp/rlhf-parity-XXXXXX";
+  if (p->grid->rank == 0) {
+    if (!mkdtemp(name)) die("cannot make a folder under /tmp");
+    copy_into(config, name, "config.json");
+    copy_into(weights, name, "model.safetensors");
+  }
+  comm_broadcast(p->grid->all, name, sizeof name, 0);
+  comm_barrier(p->grid->all);
+  return mem_strdup(name);
+}
+
+/* ---- sequences ---- */
+
+Sequences parity_sequences(const Parity *p) {
+  Sequences s = {.offsets = mem_zalloc(1, sizeof(int32_t))};
+  for (;; s.n++) {
+    char name[32];
+    snprintf(name, sizeof name, "seq%d.input_ids", s.n);
+    if (!parity_has(p, name)) break;
+    int64_t len;
+    int32_t *ids = parity_i32(p, name, &len);
+    int32_t first = s.offsets[s.n];
+    s.offsets = mem_grow(s.offsets, (size_t)s.n + 2, sizeof(int32_t));
+    s.offsets[s.n + 1] = first + (int32_t)len;
+    s.tokens = mem_grow(s.tokens, (size_t)first + (size_t)len, sizeof(int32_t));
+    memcpy(s.tokens + first, ids, (size_t)len * sizeof(int32_t));
+    free(ids);
+  }
+  if (s.n == 0) die("%s/reference.safetensors: no seq0.input_ids", p->dir);
+  return s;
+}
+
+void sequences_free(Sequences *s) {
+  free(s->offsets);
+  free(s->tokens);
+}
+
+Batch sequences_batch(const Sequences *s) {
+  return (Batch){.n_seqs = s->n, .offsets = s->offsets, .tokens = s->tokens};
+}
