@@ -1,0 +1,80 @@
+/* Prompts to answers: requests are dealt to the ranks, generated, and shared. */
+#include <stdlib.h>
+
+#include "orchestrator/ppo.h"
+
+PromptPick ppo_pick_prompts(Ppo *p) {
+  Session *s = p->s;
+  const Recipe *r = s->recipe;
+  int n = (int)r->rollout.prompts_per_step;
+  PromptPick pick = {.set = &s->data.prompts,
+                     .n = n,
+                     .samples = (int)r->rollout.samples_per_prompt,
+                     .ids = mem_alloc((size_t)n, sizeof *pick.ids)};
+  for (int i = 0; i < n; i++)
+    pick.ids[i] =
+        data_order((uint64_t)r->run.seed, "prompts", s->state.position + i, s->data.prompts.n);
+  s->state.position += n;
+  return pick;
+}
+
+/* All requests of the step. A prompt that the walk meets twice in one step goes on counting its
+ * samples: random numbers are keyed by prompt and sample. */
+static GenRequest *make_requests(const PromptPick *pick) {
+  const PromptSet *set = pick->set;
+  GenRequest *req = mem_alloc((size_t)pick->n * (size_t)pick->samples, sizeof *req);
+  int *seen = mem_zalloc((size_t)set->n, sizeof *seen), g = 0;
+  for (int i = 0; i < pick->n; i++)
+    for (int k = 0; k < pick->samples; k++) {
+      int32_t id = pick->ids[i], at = set->offsets[id];
+      req[g++] = (GenRequest){.prompt = set->tokens.v + at,
+                              .prompt_len = set->offsets[id + 1] - at,
+                              .prompt_id = id,
+                              .sample_id = seen[id]++};
+    }
+  free(seen);
+  return req;
+}
+
+static GenRequest *own_requests(const GenRequest *all, int n, const Grid *g, int *n_own) {
+  GenRequest *own = mem_alloc((size_t)n, sizeof *own);
+  *n_own = 0;
+  for (int i = g->rank; i < n; i += g->world) own[(*n_own)++] = all[i];
+  return own;
+}
+
+void ppo_count(Ppo *p, const Rollout *ro, const int32_t *ids, int n) {
+  int64_t prompt = 0, response = 0;
+  for (int i = 0; i < n; i++) {
+    int b = ids ? ids[i] : i;
+    prompt += ro->prompt_len[b];
+    response += rollout_response_len(ro, b);
+  }
+  report_count(p->s->report, n, prompt, response);
+}
+
+int ppo_generate(Ppo *p, const PromptPick *pick, const GenParams *gen, Rollout **out, Error *err) {
+  Session *s = p->s;
+  int n = pick->n * pick->samples, n_own;
+  GenRequest *all = make_requests(pick), *own = own_requests(all, n, s->grid, &n_own);
+  GenResult *result = mem_zalloc((size_t)n_own, sizeof *result);
+  GenStats stats;
+
+  /* The replica that the answers come from: generate finds every unit full. */
+  Phase before = report_phase(s->report, PH_REFRESH);
+  zeropp_gather_all(model_zero(p->actor));
+  report_phase(s->report, before == PH_EVAL ? PH_EVAL : PH_ROLLOUT);
+  int rc = generate(p->actor, gen, own, n_own, result, &stats, err);
+  rc = comm_agree(s->grid->all, rc, err);
+  zeropp_release_all(model_zero(p->actor));
+  if (rc == 0) {
+    *out = rollout_share(s->grid->all, all, n, result);
+    (*out)->policy_version = (uint64_t)zeropp_steps(model_zero(p->actor));
+    ppo_count(p, *out, NULL, n);
+  }
+  gen_results_free(result, n_own);
+  free(result);
+  free(own);
+  free(all);
+  return rc;
+}

@@ -1,0 +1,147 @@
+/* A run from recipe to report. */
+#include "orchestrator/train.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/fs.h"
+#include "orchestrator/checkpoint_files.h"
+#include "orchestrator/train_session.h"
+
+/* ---- the session ---- */
+
+static void *arena_take(void *ctx, size_t bytes) { return device_alloc(ctx, bytes); }
+static void arena_give(void *ctx, void *p) { device_free(ctx, p); }
+
+int session_open(Session *s, const Recipe *r, Error *err) {
+  *s = (Session){.recipe = r, .state = {.kl_coef = r->ppo.kl_coef}};
+  DeviceKind kind = strcmp(r->run.device, "cuda") == 0 ? DEVICE_CUDA : DEVICE_CPU;
+  s->grid = grid_create((int)r->zeropp.ranks_per_node, err);
+  if (!s->grid) return -1;
+  s->device = device_open(kind, (int)r->run.threads, err);
+  if (comm_agree(s->grid->all, s->device ? 0 : -1, err)) return -1;
+  s->arena = arena_create(s->device, arena_take, arena_give);
+  return 0;
+}
+
+void session_close(Session *s) {
+  report_close(s->report);
+  sft_set_free(&s->data.sft);
+  sft_set_free(&s->data.sft_held);
+  pair_set_free(&s->data.pairs);
+  pair_set_free(&s->data.pairs_held);
+  prompt_set_free(&s->data.prompts);
+  prompt_set_free(&s->data.prompts_held);
+  tokenizer_free(s->tokenizer);
+  free(s->resume_from);
+  if (s->arena) arena_free(s->arena);
+  if (s->device) device_close(s->device);
+  if (s->grid) grid_free(s->grid);
+}
+
+/* ---- where to start ---- */
+
+/* Rank 0 chooses, so that all ranks go on from the same checkpoint. */
+static int find_checkpoint(Session *s, Error *err) {
+  const char *dir = s->recipe->run.directory;
+  TrainState found = s->state;
+  char *path = NULL;
+  bool root = s->grid->rank == 0;
+  if (comm_agree(s->grid->all, root ? checkpoint_newest(dir, &path, &found, err) : 0, err))
+    return -1;
+  uint8_t any = path != NULL;
+  free(path);
+  comm_broadcast(s->grid->all, &any, sizeof any, 0);
+  if (!any) {
+    log_info("%s: no checkpoint yet: starting from the beginning", dir);
+    return 0;
+  }
+  comm_broadcast(s->grid->all, &found, sizeof found, 0);
+  s->state = found;
+  path = checkpoint_dir(dir, found.run_step);
+  log_info("resuming from %s: stage %s, step %lld", path, found.stage, (long long)found.step);
+  if (found.step > 0)
+    s->resume_from = path;
+  else
+    free(path);
+  return 0;
+}
+
+/* Index of the stage that goes on; the number of stages when all are done. */
+static int first_stage(const Session *s, Error *err) {
+  const Recipe *r = s->recipe;
+  if (!s->state.stage[0]) return 0;
+  if (strcmp(s->state.stage, STAGE_DONE) == 0) return r->n_stages;
+  for (int i = 0; i < r->n_stages; i++)
+    if (strcmp(s->state.stage, stage_name(r->stages[i])) == 0) return i;
+  return error_set(err, "%s: the run is in stage \"%s\", which the recipe does not have",
+                   r->run.directory, s->state.stage);
+}
+
+/* ---- the stages ---- */
+
+static int open_report(Session *s, Error *err) {
+  const Recipe *r = s->recipe;
+  ReportOptions o = {.grid = s->grid,
+                     .device = s->device,
+                     .dir = r->run.directory,
+                     .progress = r->report.progress,
+                     .measure_peak = r->report.measure_peak,
+                     .metrics_bytes = s->state.metrics_bytes};
+  s->report = report_open(&o, err);
+  if (!s->report) return -1;
+  report_set_totals(s->report, &s->state.totals);
+  return 0;
+}
+
+static int run_stage(Session *s, int index, Error *err) {
+  const Recipe *r = s->recipe;
+  snprintf(s->state.stage, sizeof s->state.stage, "%s", stage_name(r->stages[index]));
+  int rc;
+  switch (r->stages[index]) {
+    case STAGE_SFT:
+      rc = stage_sft(s, index, err);
+      break;
+    case STAGE_REWARD:
+      rc = stage_reward(s, index, err);
+      break;
+    default:
+      rc = stage_ppo(s, index, err);
+  }
+  free(s->resume_from);
+  s->resume_from = NULL;
+  if (rc) return error_prefix(err, "stage %s", stage_name(r->stages[index]));
+  return stage_end(s, index + 1 < r->n_stages ? stage_name(r->stages[index + 1]) : STAGE_DONE, err);
+}
+
+static int run_stages(Session *s, int first, Error *err) {
+  if (open_report(s, err)) return -1;
+  for (int i = first; i < s->recipe->n_stages; i++)
+    if (run_stage(s, i, err)) return -1;
+  if (report_finish(s->report, err)) return -1;
+  if (s->grid->rank == 0) {
+    report_table(report_totals(s->report), stdout);
+    fflush(stdout);
+  }
+  return 0;
+}
+
+static int run(Session *s, bool resume, Error *err) {
+  if (check_all(s, err) || rundir_open(s, resume, err)) return -1;
+  if (resume && find_checkpoint(s, err)) return -1;
+  int first = first_stage(s, err);
+  if (first < 0) return -1;
+  if (first == s->recipe->n_stages) {
+    log_info("%s: the run has ended already: nothing left to do", s->recipe->run.directory);
+    return 0;
+  }
+  return run_stages(s, first, err);
+}
+
+int train_run(const Recipe *r, bool resume, Error *err) {
+  Session s;
+  int rc = session_open(&s, r, err);
+  if (rc == 0) rc = run(&s, resume, err);
+  session_close(&s);
+  return rc;
+}

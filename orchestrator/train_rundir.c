@@ -1,0 +1,88 @@
+/* The run directory: RUN/recipe.yaml, metrics.jsonl, report.json, samples/, checkpoints/ and the
+ * stages' models. A directory that holds anything is never mixed with a new run. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/fs.h"
+#include "orchestrator/train_session.h"
+
+/* A name inside dir (the caller frees), or NULL when it is empty or absent. */
+static char *any_entry(const char *dir, Error *err) {
+  DIR *d = opendir(dir);
+  if (!d) {
+    if (errno != ENOENT) error_set(err, "%s: %s", dir, strerror(errno));
+    return NULL;
+  }
+  char *found = NULL;
+  for (struct dirent *e = readdir(d); e && !found; e = readdir(d))
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) found = mem_strdup(e->d_name);
+  closedir(d);
+  return found;
+}
+
+/* Only what a run writes: a directory may hold other things, and they are not ours. */
+static int remove_run(const char *dir, Error *err) {
+  static const char *const parts[] = {"recipe.yaml", "metrics.jsonl", "report.json",
+                                      "samples",     "checkpoints",   "sft",
+                                      "reward",      "critic",        "actor"};
+  int rc = 0;
+  for (size_t i = 0; i < sizeof parts / sizeof *parts && rc == 0; i++) {
+    char *path = fs_join(dir, parts[i]);
+    rc = fs_remove_tree(path, err);
+    free(path);
+  }
+  return rc;
+}
+
+static int write_recipe(const Recipe *r, const char *path, bool resume, Error *err) {
+  char *text = NULL;
+  size_t len = 0;
+  FILE *out = open_memstream(&text, &len);
+  if (!out || recipe_print(r, out) || fclose(out)) die("recipe: cannot be printed");
+  int rc = 0;
+  if (resume) {
+    size_t old_len;
+    char *old = fs_read(path, &old_len, err);
+    if (!old)
+      rc = -1;
+    else if (old_len != len || memcmp(old, text, len) != 0)
+      log_warn("the recipe is not the one this run began with (%s): going on with the new one",
+               path);
+    free(old);
+  }
+  if (rc == 0) rc = fs_write_atomic(path, text, len, err);
+  free(text);
+  return rc;
+}
+
+static int prepare(const Recipe *r, bool resume, Error *err) {
+  const char *dir = r->run.directory;
+  char *recipe = fs_join(dir, "recipe.yaml"), *samples = fs_join(dir, "samples");
+  int rc = 0;
+  if (resume && !fs_exists(recipe))
+    rc = error_set(err, "%s: nothing to resume: no recipe.yaml of an earlier run", dir);
+  if (!resume && r->run.overwrite) rc = remove_run(dir, err);
+  if (!resume && rc == 0) {
+    Error why = {""};
+    char *found = any_entry(dir, &why);
+    if (found)
+      rc = error_set(err,
+                     "%s: not empty (%s): --resume goes on with a run, run.overwrite: true starts "
+                     "it anew",
+                     dir, found);
+    else if (why.msg[0])
+      rc = error_set(err, "%s", why.msg);
+    free(found);
+  }
+  if (rc == 0) rc = fs_make_dirs(samples, err);
+  if (rc == 0) rc = write_recipe(r, recipe, resume, err);
+  free(recipe);
+  free(samples);
+  return rc;
+}
+
+int rundir_open(Session *s, bool resume, Error *err) {
+  return comm_agree(s->grid->all, s->grid->rank == 0 ? prepare(s->recipe, resume, err) : 0, err);
+}

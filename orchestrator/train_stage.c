@@ -1,0 +1,74 @@
+/* The driver of every stage: steps, evaluations, step lines and checkpoints.
+ *
+ * The line of a step is written before its checkpoint, whose state notes the length of
+ * metrics.jsonl; so a resumed run cuts off the lines of steps that it is going to repeat. The
+ * checkpoint's seconds belong to the next step. */
+#include <string.h>
+
+#include "orchestrator/train_session.h"
+
+int64_t stage_steps(int64_t steps, int64_t epochs, int n, int64_t batch) {
+  return steps > 0 ? steps : (epochs * n + batch - 1) / batch;
+}
+
+static bool evaluation_due(const Stage *stage, int64_t step) {
+  if (!stage->evaluate || stage->eval_every == 0) return false;
+  return step % stage->eval_every == 0 || step == stage->steps;
+}
+
+static int evaluate(Session *s, Stage *stage, int64_t step, Error *err) {
+  if (!evaluation_due(stage, step)) return 0;
+  report_phase(s->report, PH_EVAL);
+  int rc = stage->evaluate(stage->ctx, step, err);
+  report_phase(s->report, PH_OTHER);
+  return rc;
+}
+
+static int save_state(Session *s, const TrainedModel *models, int n_models, Error *err) {
+  report_phase(s->report, PH_CHECKPOINT);
+  s->state.metrics_bytes = report_metrics_bytes(s->report);
+  s->state.totals = *report_totals(s->report);
+  int rc = checkpoint_save(s->grid, s->recipe->run.directory, &s->state, models, n_models,
+                           s->recipe->checkpoint.keep, err);
+  if (rc == 0)
+    rc = comm_agree(s->grid->all, s->grid->rank == 0 ? report_write(s->report, err) : 0, err);
+  report_phase(s->report, PH_OTHER);
+  return rc;
+}
+
+static int one_step(Session *s, Stage *stage, Error *err) {
+  TrainState *at = &s->state;
+  int64_t every = s->recipe->checkpoint.every;
+  if (stage->step(stage->ctx, at->step, err)) return -1;
+  report_phase(s->report, PH_OTHER);
+  at->step++;
+  at->run_step++;
+  if (evaluate(s, stage, at->step, err)) return -1;
+  if (report_step(s->report, at->step, at->run_step, err)) return -1;
+  bool last = at->step == stage->steps; /* the stage's end writes its own */
+  if (every > 0 && at->step % every == 0 && !last)
+    return save_state(s, stage->models, stage->n_models, err);
+  return 0;
+}
+
+int stage_run(Session *s, Stage *stage, Error *err) {
+  TrainState *at = &s->state;
+  if (s->resume_from && checkpoint_load_models(s->resume_from, stage->models, stage->n_models, err))
+    return -1;
+  report_stage(s->report, stage->name, at->step, stage->steps);
+  if (at->step == 0 && evaluation_due(stage, 0)) {
+    if (evaluate(s, stage, 0, err)) return -1;
+    if (report_step(s->report, 0, at->run_step, err)) return -1;
+  }
+  while (at->step < stage->steps)
+    if (one_step(s, stage, err)) return -1;
+  return 0;
+}
+
+int stage_end(Session *s, const char *next, Error *err) {
+  TrainState *at = &s->state;
+  memset(at->stage, 0, sizeof at->stage);
+  strncpy(at->stage, next, sizeof at->stage - 1);
+  at->step = at->position = 0;
+  return save_state(s, NULL, 0, err);
+}
