@@ -209,6 +209,14 @@ static int check_tied_copy(Model *m, const Checkpoint *c, Error *err) {
                    st_path(file));
 }
 
+int model_check(const char *dir, const ModelOptions *o, ModelConfig *out, Error *err) {
+  Checkpoint c;
+  int rc = checkpoint_open(&c, dir, o, err);
+  if (!rc) *out = c.config;
+  checkpoint_close(&c);
+  return rc;
+}
+
 Model *model_load(Device *d, Grid *g, Arena *arena, const char *dir, const ModelOptions *o,
                   Error *err) {
   Checkpoint c;

@@ -64,6 +64,9 @@ typedef struct ModelOptions {
  * .summary.weight, [1, C] or [C]; a bias when there). Collective. */
 Model *model_load(Device *d, Grid *g, Arena *arena, const char *dir, const ModelOptions *o,
                   Error *err);
+/* All that model_load checks before it reads a weight: config, head, every tensor's name, shape and
+ * type. Fills *out as the model's config would be. Not collective. */
+int model_check(const char *dir, const ModelOptions *o, ModelConfig *out, Error *err);
 Model *model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c,
                     const ModelOptions *o); /* random */
 /* Same weights under another head or trainability: trunk copied, a scalar head kept if `from` has
