@@ -1,0 +1,89 @@
+/* Loading a recipe: the order of the steps, and what is kept of them. See recipe.h. */
+#include "core/recipe.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/fs.h"
+#include "core/recipe_read.h"
+
+enum { MAX_RECIPE_BYTES = 64 << 20 };
+
+static char *working_directory(Pool *pool) {
+  char *s = getcwd(NULL, 0);
+  char *kept = pool_printf(pool, "%s", s ? s : "");
+  free(s);
+  return kept;
+}
+
+static const char *absolute_dir(Pool *pool, const char *file, const char *cwd) {
+  char *dir = fs_dirname(file);
+  const char *full = dir[0] == '/'      ? pool_printf(pool, "%s", dir)
+                     : strcmp(dir, ".") ? pool_printf(pool, "%s/%s", cwd, dir)
+                                        : cwd;
+  free(dir);
+  return full;
+}
+
+static void read_all(Reading *rd, const char *text, size_t len, const char *const *sets,
+                     int n_sets) {
+  Pool *pool = &rd->box->pool;
+  if (len > MAX_RECIPE_BYTES) {
+    problem_add(&rd->problems, NULL, "found %zu bytes; expected a recipe of at most 64 MiB", len);
+    return;
+  }
+  Node *root = yaml_read(pool, &rd->problems, NULL, text, len);
+  if (!root) return;
+  tree_normalize(rd, root);
+  for (int i = 0; i < n_sets; i++) tree_set(rd, &root, sets[i]);
+  recipe_bind(rd, root);
+  if (root->kind != NODE_MAP) return;
+  recipe_resolve(rd);
+  recipe_check(rd);
+}
+
+Recipe *recipe_parse(const char *text, size_t len, const char *name, const char *const *sets,
+                     int n_sets, Error *err) {
+  RecipeBox *box = mem_zalloc(1, sizeof *box);
+  Reading rd = {.box = box, .problems = {.file = name}};
+  box->r.file = pool_text(&box->pool, name, strlen(name));
+  rd.cwd = working_directory(&box->pool);
+  rd.file_dir = absolute_dir(&box->pool, name, rd.cwd);
+  read_all(&rd, text, len, sets, n_sets);
+  bool failed = rd.problems.n > 0;
+  if (failed) problems_report(&rd.problems, err);
+  problems_free(&rd.problems);
+  if (!failed) return &box->r;
+  recipe_free(&box->r);
+  return NULL;
+}
+
+Recipe *recipe_load(const char *path, const char *const *sets, int n_sets, Error *err) {
+  size_t len;
+  char *text = fs_read(path, &len, err);
+  if (!text) return NULL;
+  Recipe *r = recipe_parse(text, len, strcmp(path, "-") ? path : "stdin", sets, n_sets, err);
+  free(text);
+  return r;
+}
+
+void recipe_free(Recipe *r) {
+  if (!r) return;
+  RecipeBox *box = (RecipeBox *)r;
+  pool_free(&box->pool);
+  free(box->given);
+  free(box);
+}
+
+const char *recipe_place(const Recipe *r, const char *key) {
+  RecipeBox *box = (RecipeBox *)r; /* the buffer is not part of what is const */
+  const Node *where = given_find(box, key);
+  if (where && where->origin)
+    snprintf(box->place, sizeof box->place, "%s", where->origin);
+  else if (where)
+    snprintf(box->place, sizeof box->place, "%s:%d:%d", r->file, where->line, where->column);
+  else
+    snprintf(box->place, sizeof box->place, "%s (default)", r->file);
+  return box->place;
+}
