@@ -7,7 +7,7 @@ BUILD  ?= build$(if $(SAN),-san)
 ARCH   ?= native
 CC      = gcc
 CXX     = g++
-PKGS    = openblas yaml-0.1 jansson libpcre2-8 zlib sentencepiece
+PKGS    = yaml-0.1 jansson libpcre2-8 zlib sentencepiece
 
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
 OPT     = -O3 -g -march=$(ARCH) -fno-math-errno -fno-trapping-math
@@ -16,11 +16,7 @@ SANFLAGS = $(if $(SAN),-fsanitize=address$(,)undefined -fno-sanitize-recover=und
 INCLUDE = -I. $(shell pkg-config --cflags $(PKGS)) $(addprefix -isystem ,$(patsubst -I%,%,$(filter -I%,$(shell mpicc --showme:compile))))
 CFLAGS  = -std=c11 -D_GNU_SOURCE -ffp-contract=fast -fopenmp $(WARN) $(OPT) $(SANFLAGS) -MMD -MP $(INCLUDE)
 CXXFLAGS = -std=c++17 $(WARN) -O2 -g $(SANFLAGS) -MMD -MP $(INCLUDE)
-LDLIBS  = $(shell pkg-config --libs $(PKGS)) $(shell mpicc --showme:link) -lcmocka -lm -lstdc++ -fopenmp
-ifeq ($(ONEDNN),1)
-CFLAGS += -DWITH_ONEDNN
-LDLIBS += -ldnnl
-endif
+LDLIBS  = $(shell pkg-config --libs $(PKGS)) $(shell mpicc --showme:link) -ldnnl -lcmocka -lm -lstdc++ -fopenmp
 
 # Upper folders first: a static library only resolves symbols of the ones behind it.
 FOLDERS = orchestrator actor critic reward generation model zeropp kernels core

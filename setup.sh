@@ -2,7 +2,7 @@
 # Installs what building and running rlhf.c needs, from Debian's own packages (Debian 12, Ubuntu 22.04 and
 # later). Asks for sudo when not root.
 set -e
-packages="gcc g++ make pkg-config openmpi-bin libopenmpi-dev libopenblas-openmp-dev libyaml-dev
+packages="gcc g++ make pkg-config openmpi-bin libopenmpi-dev libdnnl-dev libyaml-dev
  libjansson-dev libpcre2-dev zlib1g-dev libsentencepiece-dev libcmocka-dev"
 missing=""
 for p in $packages; do

@@ -145,7 +145,7 @@ Device *device_open(DeviceKind kind, int threads, Error *err);
 void device_close(Device *d);
 const Ops *device_ops(const Device *d);
 DeviceKind device_kind(const Device *d);
-const char *device_describe(const Device *d); /* "AMD EPYC, 2 threads, OpenBLAS 0.3.21 SkylakeX" */
+const char *device_describe(const Device *d); /* "AMD EPYC, 2 threads, oneDNN 2.6.3" */
 int device_threads(const Device *d);
 
 void *device_alloc(

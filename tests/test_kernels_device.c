@@ -7,7 +7,7 @@ static void opens_and_describes(void **state) {
   assert_int_equal(device_kind(d), DEVICE_CPU);
   assert_int_equal(device_threads(d), 3);
   assert_non_null(strstr(device_describe(d), "3 threads"));
-  assert_non_null(strstr(device_describe(d), "OpenBLAS"));
+  assert_non_null(strstr(device_describe(d), "oneDNN"));
   device_close(d);
   d = open_cpu(1);
   assert_non_null(strstr(device_describe(d), "1 thread,"));

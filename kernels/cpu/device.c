@@ -1,5 +1,5 @@
 /* The CPU as a device: its table of ops, memory, number of threads, and what it is called. */
-#include <cblas.h>
+#include <dnnl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,16 +149,15 @@ static void cpu_name(char *out, size_t size) {
 
 int cpu_device_open(Device *d, int threads, Error *err) {
   if (threads < 0) return error_set(err, "threads: %d, expected 0 (automatic) or more", threads);
-  char name[128], version[64] = "";
+  char name[128];
   int used = choose_threads(threads);
-  openblas_set_num_threads(1); /* gemm.c runs it inside our own threads */
-  sscanf(openblas_get_config(), "OpenBLAS %63s", version);
   cpu_name(name, sizeof name);
   d->kind = DEVICE_CPU;
   d->backend = &cpu_backend;
   d->threads = used;
   d->total_memory = memory_per_rank();
-  snprintf(d->describe, sizeof d->describe, "%s, %d thread%s, OpenBLAS %s %s", name, used,
-           used == 1 ? "" : "s", version, openblas_get_corename());
+  const dnnl_version_t *v = dnnl_version();
+  snprintf(d->describe, sizeof d->describe, "%s, %d thread%s, oneDNN %d.%d.%d", name, used,
+           used == 1 ? "" : "s", v->major, v->minor, v->patch);
   return 0;
 }
