@@ -6,26 +6,75 @@
 
 #include "core/fs.h"
 
-/* Jansson says "what near 'text'": the text may hold anything, so that only its start is quoted. */
-static int parse_error(const json_error_t *e, const char *name, int64_t line, Error *err) {
-  int64_t at = line + (e->line > 0 ? e->line - 1 : 0);
-  return error_set(err, "%s:%lld:%d: not valid JSON: %s", name, (long long)at,
-                   e->column > 0 ? e->column : 1, e->text);
+/* True when the string that ends before `s` is the name of a member. */
+static bool is_name(const char *s, const char *end) {
+  while (s < end && (*s == ' ' || *s == '\t' || *s == '\n' || *s == '\r')) s++;
+  return s < end && *s == ':';
 }
 
-json_t *json_parse_at(const char *text, size_t len, const char *name, int64_t line, Error *err) {
+/* A copy of the text in which \u0000 reads \uFFFD in the names of members. */
+static char *mend_names(const char *text, size_t len) {
+  char *copy = memcpy(mem_alloc(len, 1), text, len), *end = copy + len;
+  for (char *c = copy; c < end; c++) {
+    if (*c != '"') continue;
+    char *start = ++c;
+    while (c < end && *c != '"') c += *c == '\\' && c + 1 < end ? 2 : 1;
+    if (!is_name(c + 1, end)) continue;
+    for (char *k = start; k + 6 <= c; k += *k == '\\' ? 2 : 1)
+      if (!memcmp(k, "\\u0000", 6)) memcpy(k, "\\uFFFD", 6);
+  }
+  return copy;
+}
+
+static json_t *load(const char *text, size_t len, size_t flags, json_error_t *e) {
+  flags |= JSON_DECODE_ANY | JSON_ALLOW_NUL;
+  json_t *v = json_loadb(text, len, flags, e);
+  if (v || json_error_code(e) != json_error_null_byte_in_key) return v;
+  char *mended = mend_names(text, len);
+  v = json_loadb(mended, len, flags, e);
+  free(mended);
+  return v;
+}
+
+/* Jansson passes over a NUL byte behind a number, so that it is looked for here. */
+static bool has_nul(const char *text, size_t len, const char *name, int64_t line, Error *err) {
+  const char *nul = memchr(text, '\0', len), *start = text;
+  if (!nul) return false;
+  for (const char *c = text; c < nul; c++) {
+    if (*c != '\n') continue;
+    line++;
+    start = c + 1;
+  }
+  error_set(err, "%s:%lld:%td: not valid JSON: a NUL byte", name, (long long)line, nul - start + 1);
+  return true;
+}
+
+static json_t *parse(const char *text, size_t len, const char *name, int64_t line, size_t flags,
+                     Error *err) {
   if (len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3)) { /* a byte order mark: RFC 8259, section 8.1 */
     text += 3;
     len -= 3;
   }
+  if (has_nul(text, len, name, line, err)) return NULL;
   json_error_t e;
-  json_t *v = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
-  if (!v) parse_error(&e, name, line, err);
+  json_t *v = load(text, len, flags, &e);
+  if (!v)
+    error_set(err, "%s:%lld:%d: not valid JSON: %s", name,
+              (long long)(line + (e.line > 0 ? e.line - 1 : 0)), e.column > 0 ? e.column : 1,
+              e.text);
   return v;
 }
 
 json_t *json_parse(const char *text, size_t len, const char *name, Error *err) {
-  return json_parse_at(text, len, name, 1, err);
+  return parse(text, len, name, 1, 0, err);
+}
+
+json_t *json_parse_unique(const char *text, size_t len, const char *name, Error *err) {
+  return parse(text, len, name, 1, JSON_REJECT_DUPLICATES, err);
+}
+
+json_t *json_parse_at(const char *text, size_t len, const char *name, int64_t line, Error *err) {
+  return parse(text, len, name, line, 0, err);
 }
 
 json_t *json_read(const char *path, Error *err) {

@@ -10,9 +10,12 @@
 #include "core/error.h"
 
 /* Parses one document. The error is "FILE:LINE:COLUMN: ..." and quotes what was found. The caller
- * json_decref()s. Any value may be at the top. NULL on error. */
+ * json_decref()s. Any value may be at the top. A NUL (\u0000) is kept in strings; in names of
+ * members, where Jansson cannot hold one, it reads as U+FFFD. NULL on error. */
 json_t *json_parse(const char *text, size_t len, const char *name, Error *err);
 json_t *json_read(const char *path, Error *err);
+/* As json_parse, and a name that occurs twice in one object is an error. */
+json_t *json_parse_unique(const char *text, size_t len, const char *name, Error *err);
 /* As json_parse for text that stands at a line of a larger file. */
 json_t *json_parse_at(const char *text, size_t len, const char *name, int64_t line, Error *err);
 

@@ -107,11 +107,8 @@ static int check_metadata(const StFile *f, json_t *v, Error *err) {
 static int parse_entries(StFile *f, json_t *header, uint64_t room, Error *err) {
   f->entries = mem_zalloc(json_object_size(header), sizeof *f->entries);
   const char *name;
-  size_t name_len;
   json_t *v;
-  json_object_keylen_foreach(header, name, name_len, v) {
-    if (memchr(name, '\0', name_len))
-      return error_set(err, "%s: tensor name \"%s...\" has a NUL character", f->path, name);
+  json_object_foreach(header, name, v) {
     if (!strcmp(name, "__metadata__")) {
       if (check_metadata(f, v, err)) return -1;
       continue;
@@ -165,20 +162,16 @@ static int check_tiling(StFile *f, uint64_t data, Error *err) {
 }
 
 static json_t *read_header(const StFile *f, uint64_t len, Error *err) {
-  char *text = mem_alloc((size_t)len, 1);
+  char *text = mem_alloc((size_t)len, 1), *name = mem_printf("%s: header", f->path);
   json_t *header = NULL;
-  if (read_bytes(f, text, (size_t)len, 8, err) == 0) {
-    json_error_t e;
-    header = json_loadb(text, (size_t)len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-    if (!header)
-      error_set(err, "%s: header is not valid JSON at byte %d: %s", f->path, 8 + e.position,
-                e.text);
-    else if (!json_is_object(header)) {
-      error_set(err, "%s: header is not a JSON object", f->path);
-      json_decref(header);
-      header = NULL;
-    }
+  if (read_bytes(f, text, (size_t)len, 8, err) == 0)
+    header = json_parse_unique(text, (size_t)len, name, err);
+  if (header && !json_is_object(header)) {
+    error_set(err, "%s: is not a JSON object", name);
+    json_decref(header);
+    header = NULL;
   }
+  free(name);
   free(text);
   return header;
 }

@@ -92,10 +92,8 @@ static json_t *read_index(const char *path, Error *err) {
   size_t len;
   char *text = fs_read(path, &len, err);
   if (!text) return NULL;
-  json_error_t e;
-  json_t *index = json_loadb(text, len, JSON_REJECT_DUPLICATES, &e);
+  json_t *index = json_parse_unique(text, len, path, err);
   free(text);
-  if (!index) error_set(err, "%s:%d:%d: not valid JSON: %s", path, e.line, e.column, e.text);
   return index;
 }
 
