@@ -1,0 +1,175 @@
+/* generate: checks, sizes, the loop of admission, prefill and decode. Collective only at its ends:
+ * the ranks agree that all requests are sound, gather the weights, each runs its own requests to
+ * the end, and they agree again. */
+#include <stdlib.h>
+
+#include "generation/decode.h"
+
+enum { DEFAULT_PAGE = 16, DEFAULT_PREFILL = 4096, DEFAULT_BATCH = 64, MOST_BY_PAGES = 256 };
+
+typedef struct Sizes {
+  int page_size, n_pages, max_rows, table_width, prefill_tokens;
+} Sizes;
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+static int check_params(const GenParams *p, const ModelConfig *c, Error *err) {
+  const SampleParams *s = &p->sample;
+  if (p->max_new_tokens < 1)
+    return error_set(err, "max_new_tokens is %d; expected at least 1", p->max_new_tokens);
+  if (p->min_new_tokens < 0 || p->min_new_tokens > p->max_new_tokens)
+    return error_set(err, "min_new_tokens is %d; expected 0 to max_new_tokens, %d",
+                     p->min_new_tokens, p->max_new_tokens);
+  if (!s->greedy && !(s->temperature > 0))
+    return error_set(err, "temperature is %g; expected above 0 (or greedy)",
+                     (double)s->temperature);
+  if (s->top_k < 0 || !(s->top_p > 0 && s->top_p <= 1))
+    return error_set(err, "top_k is %d and top_p %g; expected at least 0 and in (0, 1]", s->top_k,
+                     (double)s->top_p);
+  if (p->max_batch < 0 || p->page_size < 0 || p->max_kv_tokens < 0 || p->prefill_tokens < 0)
+    return error_set(err,
+                     "max_batch, page_size, max_kv_tokens, prefill_tokens: expected 0 or more");
+  if (p->n_eos < 0 || p->n_eos > MODEL_MAX_EOS)
+    return error_set(err, "%d EOS ids; expected at most %d", p->n_eos, MODEL_MAX_EOS);
+  for (int i = 0; i < p->n_eos; i++)
+    if (p->eos_ids[i] < 0 || p->eos_ids[i] >= c->vocab_size)
+      return error_set(err, "EOS id %d is outside the model's vocabulary of %d", p->eos_ids[i],
+                       c->vocab_size);
+  return 0;
+}
+
+static int check_request(const GenRequest *q, int i, const ModelConfig *c, Error *err) {
+  if (q->prompt_len < 1)
+    return error_set(err, "prompt %d (request %d) is empty; expected at least one token",
+                     q->prompt_id, i);
+  if (q->prompt_len >= c->max_positions)
+    return error_set(err,
+                     "prompt %d (request %d) has %d tokens; the model takes %d positions, so at "
+                     "most %d leave room for an answer",
+                     q->prompt_id, i, q->prompt_len, c->max_positions, c->max_positions - 1);
+  for (int t = 0; t < q->prompt_len; t++)
+    if (q->prompt[t] < 0 || q->prompt[t] >= c->vocab_size)
+      return error_set(err, "prompt %d (request %d): token %d is %d; the model's vocabulary is %d",
+                       q->prompt_id, i, t, q->prompt[t], c->vocab_size);
+  return 0;
+}
+
+/* Rows, pages and table width for n > 0 requests with these limits. The newest token of a sequence
+ * is never in the cache when it ends, so a limit of L tokens needs L - 1 slots. */
+static int plan_sizes(const GenParams *p, const int32_t *limits, int n, Sizes *z, Error *err) {
+  int longest = 2;
+  for (int i = 0; i < n; i++) longest = limits[i] > longest ? limits[i] : longest;
+  z->page_size = p->page_size ? p->page_size : DEFAULT_PAGE;
+  z->table_width = (longest - 2) / z->page_size + 1;
+  int64_t budget = p->max_kv_tokens / z->page_size, rows = p->max_batch;
+  if (p->max_kv_tokens && budget < z->table_width)
+    return error_set(err, "max_kv_tokens is %lld; the longest request needs %d pages of %d tokens",
+                     (long long)p->max_kv_tokens, z->table_width, z->page_size);
+  if (rows == 0) rows = p->max_kv_tokens ? MOST_BY_PAGES : DEFAULT_BATCH;
+  z->max_rows = (int)(rows < n ? rows : n);
+  int64_t useful = (int64_t)z->max_rows * z->table_width;
+  int64_t pages = p->max_kv_tokens && budget < useful ? budget : useful;
+  if (pages * z->page_size > INT32_MAX)
+    return error_set(err, "a KV cache of %lld tokens is too large; set max_batch or max_kv_tokens",
+                     (long long)(pages * z->page_size));
+  z->n_pages = (int)pages;
+  z->prefill_tokens = p->prefill_tokens ? p->prefill_tokens : DEFAULT_PREFILL;
+  return 0;
+}
+
+/* Largest prefill: one chunk, or the longest sequence alone. */
+static int most_prefill(const Sizes *z, const int32_t *limits, int n) {
+  int64_t all = 0, longest = 0;
+  for (int i = 0; i < n; i++) {
+    all += limits[i];
+    longest = limits[i] > longest ? limits[i] : longest;
+  }
+  int64_t chunk = z->prefill_tokens > longest ? z->prefill_tokens : longest;
+  return (int)(all < chunk ? all : chunk);
+}
+
+static int run_all(Decoder *d, Scheduler *s, int prefill_tokens, GenStats *stats, Error *err) {
+  while (s->n_waiting > 0 || s->n_rows > 0) {
+    double t0 = clock_seconds();
+    for (int fresh; (fresh = sched_admit(s, prefill_tokens)) > 0;)
+      if (decoder_prefill(d, s->n_rows - fresh, err)) return -1;
+    double t1 = clock_seconds();
+    stats->prefill_seconds += t1 - t0;
+    sched_make_room(s);
+    if (s->n_rows == 0) continue;
+    if (decoder_step(d, err)) return -1;
+    stats->decode_steps++;
+    stats->decode_seconds += clock_seconds() - t1;
+  }
+  return 0;
+}
+
+static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int n,
+                        const int32_t *limits, const Sizes *z, GenResult *out, GenStats *stats,
+                        Error *err) {
+  ArenaMark mark = arena_mark(model_arena(m));
+  KvCache kv = kv_create(model_arena(m), model_attn_shape(m), model_config(m)->n_layers, z->n_pages,
+                         z->page_size);
+  Scheduler s = sched_create(&kv, req, out, limits, n, z->max_rows, z->table_width);
+  Decoder *d = decoder_create(m, p, &s, most_prefill(z, limits, n));
+  int rc = run_all(d, &s, z->prefill_tokens, stats, err);
+  require(rc || kv.n_free == kv.n_pages);
+  decoder_destroy(d);
+  sched_destroy(&s);
+  kv_destroy(&kv);
+  arena_pop(model_arena(m), mark);
+  return rc;
+}
+
+/* Checks everything and fills limits (at most max_positions tokens per sequence) and sizes. */
+static int prepare(Model *m, const GenParams *p, const GenRequest *req, int n, int32_t *limits,
+                   Sizes *z, Error *err) {
+  const ModelConfig *c = model_config(m);
+  require(model_head(m) == HEAD_LM);
+  if (check_params(p, c, err)) return -1;
+  for (int i = 0; i < n; i++) {
+    if (check_request(&req[i], i, c, err)) return -1;
+    int room = c->max_positions - req[i].prompt_len;
+    limits[i] = req[i].prompt_len + min_int(p->max_new_tokens, room);
+  }
+  return n > 0 ? plan_sizes(p, limits, n, z, err) : 0;
+}
+
+int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,
+             GenStats *stats, Error *err) {
+  GenStats local = {0};
+  Sizes z = {0};
+  Comm *all = model_grid(m)->all;
+  int32_t *limits = mem_alloc((size_t)n, sizeof *limits);
+  for (int i = 0; i < n; i++) out[i] = (GenResult){0};
+  int rc = comm_agree(all, prepare(m, p, req, n, limits, &z, err), err);
+  if (rc == 0) {
+    for (int i = 0; i < n; i++) {
+      size_t room = (size_t)(limits[i] - req[i].prompt_len);
+      out[i].tokens = mem_alloc(room, sizeof *out[i].tokens);
+      out[i].logprobs = mem_alloc(room, sizeof *out[i].logprobs);
+    }
+    double t0 = clock_seconds();
+    zeropp_gather_all(model_zero(m));
+    local.gather_seconds = clock_seconds() - t0;
+    if (n > 0) rc = run_requests(m, p, req, n, limits, &z, out, &local, err);
+    zeropp_release_all(model_zero(m));
+    rc = comm_agree(all, rc, err);
+  }
+  for (int i = 0; i < n; i++) {
+    local.prompt_tokens += req[i].prompt_len;
+    local.generated_tokens += out[i].n;
+  }
+  if (rc) gen_results_free(out, n);
+  free(limits);
+  if (stats) *stats = local;
+  return rc;
+}
+
+void gen_results_free(GenResult *r, int n) {
+  for (int i = 0; i < n; i++) {
+    free(r[i].tokens);
+    free(r[i].logprobs);
+    r[i] = (GenResult){0};
+  }
+}

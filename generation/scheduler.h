@@ -1,0 +1,59 @@
+/* The scheduler: which sequences run, and on which pages. Continuous batching: a sequence that ends
+ * leaves at once, its pages are free for the next, and those waiting enter in request order.
+ *
+ * Running sequences are rows 0 .. n_rows of the decode batch; row r's page table is tables[r]. A
+ * row takes pages as it grows. When none are left, the running sequence that came last gives its
+ * pages back and waits at the front of the queue; it keeps its tokens, and its cache is computed
+ * anew when it returns. The budget holds the longest request alone, so the oldest always goes on.
+ *
+ * Samples of one prompt that enter together share the full pages of the prompt (`lead`). */
+#ifndef GENERATION_SCHEDULER_H
+#define GENERATION_SCHEDULER_H
+
+#include "generation/generation.h"
+#include "generation/kv_cache.h"
+
+typedef struct Row {
+  int request;
+  int len;      /* tokens known: prompt and response so far */
+  int n_pages;  /* in the row's page table */
+  int uploaded; /* how many of them the device's copy of the table has */
+  int lead;     /* from admission to prefill: the row whose prompt this one repeats, else -1 */
+} Row;
+
+typedef struct Scheduler {
+  KvCache *kv;
+  const GenRequest *requests;
+  GenResult *results;    /* [requests] tokens and logprobs have room up to the limit */
+  const int32_t *limits; /* [requests] tokens at which a sequence is cut, prompt included */
+  int *waiting;          /* a stack of requests: the next one is on top */
+  int n_waiting;
+  Row *rows;
+  int n_rows, max_rows;
+  int32_t *tables; /* [max_rows, table_width] */
+  int table_width;
+} Scheduler;
+
+Scheduler sched_create(KvCache *kv, const GenRequest *requests, GenResult *results,
+                       const int32_t *limits, int n_requests, int max_rows, int table_width);
+void sched_destroy(Scheduler *s);
+
+static inline int32_t *sched_table(const Scheduler *s, int row) {
+  return s->tables + (int64_t)row * s->table_width;
+}
+/* Token p of a row's sequence, from its prompt or its response. */
+static inline int32_t sched_token(const Scheduler *s, const Row *row, int p) {
+  const GenRequest *q = &s->requests[row->request];
+  return p < q->prompt_len ? q->prompt[p] : s->results[row->request].tokens[p - q->prompt_len];
+}
+
+/* Lets waiting sequences in, up to prefill_tokens to compute (a longer one alone), with pages for
+ * all their known tokens. Returns how many: they are the last rows. */
+int sched_admit(Scheduler *s, int prefill_tokens);
+/* Before a decode step: pages for every row's newest token, at the cost of the youngest rows. */
+void sched_make_room(Scheduler *s);
+/* Adds a token to a row. When the sequence is thereby over, the row is gone, and the last row has
+ * taken its place: so go through rows from the last to the first. */
+void sched_append(Scheduler *s, int row, int32_t token, float logprob, bool is_eos);
+
+#endif
