@@ -1,0 +1,94 @@
+/* The memory plan of the recipe's stages against the memory of this rank. */
+#include <string.h>
+
+#include "orchestrator/check.h"
+#include "orchestrator/memory_plan.h"
+
+/* Sequences decoded together by default (generation decides the same way). */
+enum { DEFAULT_ROWS = 256 };
+
+static PlannedStage plan_common(const Session *s, StageKind kind, int64_t batch_sequences) {
+  const Recipe *r = s->recipe;
+  return (PlannedStage){.name = stage_name(kind),
+                        .nodes = s->grid->nodes,
+                        .local = s->grid->local,
+                        .recompute = strcmp(r->zeropp.recompute, "full") == 0,
+                        .micro_tokens = r->batch.micro_tokens,
+                        .longest = s->longest[kind],
+                        .batch_tokens = batch_sequences * s->longest[kind]};
+}
+
+static void add_role(const Session *s, PlannedStage *p, Role role, bool trainable, bool ema) {
+  p->model[p->n_models++] = (PlannedModel){&s->config[role], role_head(role), trainable, ema};
+}
+
+static PlannedStage plan_ppo(const Session *s) {
+  const Recipe *r = s->recipe;
+  int64_t sequences = r->rollout.prompts_per_step * r->rollout.samples_per_prompt;
+  int64_t per_rank = (sequences + s->grid->world - 1) / s->grid->world;
+  int64_t rows = r->rollout.max_batch > 0 ? r->rollout.max_batch : DEFAULT_ROWS;
+  PlannedStage p = plan_common(s, STAGE_PPO, sequences);
+  add_role(s, &p, ROLE_ACTOR, true, r->ppo.ema_decay > 0);
+  add_role(s, &p, ROLE_CRITIC, true, false);
+  if (ppo_needs(r, ROLE_REFERENCE)) add_role(s, &p, ROLE_REFERENCE, false, false);
+  if (ppo_needs(r, ROLE_REWARD)) add_role(s, &p, ROLE_REWARD, false, false);
+  p.rollout_rows = rows < per_rank ? rows : per_rank;
+  p.page_size = r->rollout.page_size;
+  return p;
+}
+
+static PlannedStage plan_stage(const Session *s, StageKind kind) {
+  PlannedStage p;
+  switch (kind) {
+    case STAGE_SFT:
+      p = plan_common(s, kind, s->recipe->batch.sft);
+      add_role(s, &p, ROLE_ACTOR, true, false);
+      return p;
+    case STAGE_REWARD:
+      p = plan_common(s, kind, 2 * s->recipe->batch.reward);
+      add_role(s, &p, ROLE_REWARD, true, false);
+      return p;
+    default:
+      return plan_ppo(s);
+  }
+}
+
+static int refuse(const PlannedStage *p, uint64_t limit, Error *err) {
+  const double mib = 1024.0 * 1024.0;
+  double need = (double)memory_need(p).total / mib, have = (double)limit / mib;
+  int64_t micro = memory_fit_micro(p, limit);
+  if (micro > 0)
+    return check_note(err,
+                      "stage %s needs %.0f MiB per rank and %.0f are there: the largest "
+                      "batch.micro_tokens that fits is %lld, not %lld",
+                      p->name, need, have, (long long)micro, (long long)p->micro_tokens);
+  int64_t rows = p->rollout_rows > 0 ? memory_fit_rows(p, limit) : 0;
+  if (rows > 0)
+    return check_note(err,
+                      "stage %s needs %.0f MiB per rank and %.0f are there: the largest "
+                      "rollout.max_batch that fits is %lld",
+                      p->name, need, have, (long long)rows);
+  return check_note(err,
+                    "stage %s needs %.0f MiB per rank and %.0f are there: no micro-batch fits; "
+                    "more ranks hold less each",
+                    p->name, need, have);
+}
+
+int check_memory(Session *s, Error *err) {
+  const Recipe *r = s->recipe;
+  PlannedStage plan[STAGE_PPO + 1];
+  uint64_t limit = device_total_memory(s->device);
+  int n = 0;
+  for (int i = 0; i < r->n_stages; i++) {
+    PlannedStage *p = &plan[i];
+    *p = plan_stage(s, r->stages[i]);
+    if (p->rollout_rows == 0) continue;
+    int64_t rows = memory_fit_rows(p, limit);
+    if (r->rollout.max_batch == 0 && rows > 0) p->rollout_rows = rows; /* as memory allows */
+    s->kv_tokens = memory_kv_tokens(p);
+  }
+  if (s->grid->rank == 0) memory_print(plan, r->n_stages, limit, stderr);
+  for (int i = 0; i < r->n_stages; i++)
+    if (memory_need(&plan[i]).total > limit) n += refuse(&plan[i], limit, err);
+  return n;
+}

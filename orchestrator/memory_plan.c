@@ -1,0 +1,110 @@
+/* See memory_plan.h. */
+#include "orchestrator/memory_plan.h"
+
+#include <stdlib.h>
+
+/* Tokens of one prefill in the rollout (generation's default). */
+enum { PREFILL_TOKENS = 4096 };
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* ---- what stays ---- */
+
+static void add_model(const PlannedStage *s, const PlannedModel *m, MemoryNeed *need) {
+  ParamSpec *specs;
+  int n = model_specs(m->config, m->head, &specs);
+  ZeroPPConfig zero = {.stage = 3, .trainable = m->trainable};
+  ZeroPPMemory z = zeropp_memory(&zero, specs, n, s->nodes, s->local, m->ema);
+  need->weights += z.master;
+  need->moments += z.moments;
+  need->gradients += z.gradients;
+  need->ema += z.ema;
+  need->gathered += z.full_units;
+  free(specs);
+}
+
+/* ---- what a phase takes ---- */
+
+static uint64_t activation_bytes(const PlannedStage *s) {
+  uint64_t most = 0;
+  int64_t asked = max_i64(s->micro_tokens, s->longest);
+  for (int i = 0; i < s->n_models; i++) {
+    const PlannedModel *m = &s->model[i];
+    int64_t tokens = min_i64(asked, max_i64(s->batch_tokens, s->longest));
+    most = max_u64(most,
+                   model_activation_bytes(m->config, m->head, tokens, m->trainable, s->recompute));
+  }
+  return most;
+}
+
+int64_t memory_kv_tokens(const PlannedStage *s) {
+  int64_t pages = (s->longest + s->page_size - 1) / s->page_size;
+  return s->rollout_rows * pages * s->page_size;
+}
+
+/* KV pages, one prefill, the logits of a decode step, and the actor's whole weights. */
+static uint64_t rollout_bytes(const PlannedStage *s) {
+  if (s->rollout_rows == 0) return 0;
+  const ModelConfig *c = s->model[0].config;
+  uint64_t per_token =
+      2 * sizeof(float) * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
+  int64_t prefill = max_i64(min_i64(PREFILL_TOKENS, s->rollout_rows * s->longest), s->longest);
+  uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
+  uint64_t replica =
+      s->nodes * s->local > 1 ? (uint64_t)model_config_params(c, HEAD_LM) * sizeof(float) : 0;
+  return (uint64_t)memory_kv_tokens(s) * per_token + logits + replica +
+         model_activation_bytes(c, HEAD_LM, prefill, false, false);
+}
+
+MemoryNeed memory_need(const PlannedStage *s) {
+  MemoryNeed need = {0};
+  for (int i = 0; i < s->n_models; i++) add_model(s, &s->model[i], &need);
+  need.activations = activation_bytes(s);
+  need.kv_cache = rollout_bytes(s);
+  need.total = need.weights + need.moments + need.gradients + need.ema + need.gathered +
+               max_u64(need.activations, need.kv_cache);
+  return need;
+}
+
+/* ---- what would fit ---- */
+
+/* Largest x in [1, most] for which the stage with x in *field fits; 0: none. Need grows with x. */
+static int64_t largest_fit(PlannedStage *s, int64_t *field, uint64_t limit) {
+  int64_t most = *field, low = 0, high = most;
+  while (low < high) {
+    int64_t middle = low + (high - low + 1) / 2;
+    *field = middle;
+    if (memory_need(s).total <= limit)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
+}
+
+int64_t memory_fit_micro(const PlannedStage *s, uint64_t limit) {
+  PlannedStage t = *s;
+  return largest_fit(&t, &t.micro_tokens, limit);
+}
+
+int64_t memory_fit_rows(const PlannedStage *s, uint64_t limit) {
+  PlannedStage t = *s;
+  return largest_fit(&t, &t.rollout_rows, limit);
+}
+
+void memory_print(const PlannedStage *stages, int n, uint64_t limit, FILE *out) {
+  const double mib = 1024.0 * 1024.0;
+  fprintf(out, "memory plan, MiB per rank (%.0f there)\n", (double)limit / mib);
+  fprintf(out, "%-8s %9s %9s %9s %9s %9s %11s %9s %9s\n", "stage", "weights", "moments",
+          "gradients", "average", "gathered", "activations", "rollout", "total");
+  for (int i = 0; i < n; i++) {
+    MemoryNeed m = memory_need(&stages[i]);
+    fprintf(out, "%-8s %9.1f %9.1f %9.1f %9.1f %9.1f %11.1f %9.1f %9.1f\n", stages[i].name,
+            (double)m.weights / mib, (double)m.moments / mib, (double)m.gradients / mib,
+            (double)m.ema / mib, (double)m.gathered / mib, (double)m.activations / mib,
+            (double)m.kv_cache / mib, (double)m.total / mib);
+  }
+}

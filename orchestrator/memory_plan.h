@@ -1,0 +1,43 @@
+/* The memory plan: bytes that one rank needs in each stage, computed from configs and the recipe
+ * before anything is allocated. Pure arithmetic.
+ *
+ * Weights and optimizer state stay; activations (update, scoring) and the KV cache (rollout) are
+ * never alive together: the larger of the two counts. */
+#ifndef ORCHESTRATOR_MEMORY_PLAN_H
+#define ORCHESTRATOR_MEMORY_PLAN_H
+
+#include "orchestrator/orchestrator.h"
+
+typedef struct PlannedModel {
+  const ModelConfig *config;
+  HeadKind head;
+  bool trainable, ema;
+} PlannedModel;
+
+typedef struct PlannedStage {
+  const char *name;
+  PlannedModel model[4];
+  int n_models;
+  int nodes, local;
+  bool recompute;
+  int64_t micro_tokens; /* asked for */
+  int64_t longest;      /* longest sequence: it runs even when it is longer than micro_tokens */
+  int64_t batch_tokens; /* most tokens of one optimizer step: no micro-batch is larger */
+  /* Rollout of model[0]; rows 0: none. */
+  int64_t rollout_rows, page_size;
+} PlannedStage;
+
+typedef struct MemoryNeed { /* bytes, one rank */
+  uint64_t weights, moments, gradients, ema, gathered, activations, kv_cache, total;
+} MemoryNeed;
+
+MemoryNeed memory_need(const PlannedStage *s);
+/* Tokens of KV cache that `rollout_rows` sequences of the longest length fill. */
+int64_t memory_kv_tokens(const PlannedStage *s);
+/* Largest micro_tokens, at most the stage's own, with which it fits; 0: none does. */
+int64_t memory_fit_micro(const PlannedStage *s, uint64_t limit);
+/* Largest rollout_rows, at most the stage's own, with which it fits; 0: none does. */
+int64_t memory_fit_rows(const PlannedStage *s, uint64_t limit);
+void memory_print(const PlannedStage *stages, int n, uint64_t limit, FILE *out);
+
+#endif
