@@ -26,7 +26,7 @@ LIBS    = $(patsubst %,$(BUILD)/lib%.a,$(FOLDERS))
 
 TESTS   = $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
 SCRIPTS = $(patsubst tests/%.sh,%,$(wildcard tests/cli_*.sh))
-TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c tests/fuzz_*.c))
+TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c))
 
 all: rlhf
 rlhf: $(BUILD)/rlhf
@@ -53,9 +53,20 @@ $(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBS)
 $(BUILD)/tests/parity: $(patsubst %,$(BUILD)/%.o,$(wildcard tests/parity*.c)) $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
+# Fuzz targets: with the small driver of tests/fuzz.c, and with libFuzzer where clang is.
+FUZZ    = $(patsubst tests/%.c,%,$(wildcard tests/fuzz_*.c))
+TIME   ?= 60
+$(BUILD)/tests/fuzz_%: $(BUILD)/tests/fuzz_%.c.o $(BUILD)/tests/fuzz.c.o $(LIBS)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/libfuzzer/%: tests/%.c $(wildcard core/*.c)
+	@mkdir -p $(@D) $@.corpus
+	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined $(INCLUDE) -o $@ $^ $(LDLIBS)
+fuzz: $(patsubst %,$(BUILD)/libfuzzer/%,$(FUZZ))
+	@for f in $^; do $$f -max_total_time=$(TIME) -max_len=65536 -print_final_stats=1 $$f.corpus || exit 1; done
+
 # `make test ONLY="test_core_json cli_train"` runs some.
 ONLY ?= $(TESTS) $(SCRIPTS)
-test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)))
+test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if $(filter cli_fuzz,$(ONLY)),$(FUZZ)))
 	@RLHF_BIN=$(abspath $(BUILD)/rlhf) tests/run.sh $(BUILD) $(ONLY)
 
 parity: $(BUILD)/tests/parity
@@ -66,6 +77,6 @@ clean:
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
 
-.PHONY: all test parity clean format
+.PHONY: all test fuzz parity clean format
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
