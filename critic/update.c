@@ -16,29 +16,30 @@ typedef struct ValuePass {
   double sum[SUMS];
 } ValuePass;
 
-/* Mean and variance (two passes) of the returns, and the mean of returns - old values: known to all
- * ranks beforehand, since all hold the rollout. */
+/* Variance (two passes) of the returns, and the mean of returns - old values: known to all ranks
+ * beforehand, since all hold the rollout. */
 typedef struct ReturnsMoments {
-  double mean, var, error_mean;
+  double var, error_mean;
 } ReturnsMoments;
 
+/* Sums first, one division after: the mean of equal floats is then exact, and their variance 0. */
 static ReturnsMoments returns_moments(const Rollout *ro, const int32_t *ids, int n,
                                       int64_t tokens) {
-  ReturnsMoments m = {0, 0, 0};
-  for (int pass = 0; pass < 2; pass++)
-    for (int i = 0; i < n; i++) {
-      int b = ids ? ids[i] : i;
-      for (int t = rollout_first(ro, b); t < ro->offsets[b + 1]; t++) {
-        double ret = (double)ro->returns[t], share = 1.0 / (double)tokens;
-        if (pass == 0) {
-          m.mean += share * ret;
-          m.error_mean += share * (ret - (double)ro->values[t]);
-        } else {
-          m.var += share * (ret - m.mean) * (ret - m.mean);
-        }
-      }
+  double sum = 0, error_sum = 0, squares = 0;
+  for (int i = 0; i < n; i++) {
+    int b = ids ? ids[i] : i;
+    for (int t = rollout_first(ro, b); t < ro->offsets[b + 1]; t++) {
+      sum += (double)ro->returns[t];
+      error_sum += (double)ro->returns[t] - (double)ro->values[t];
     }
-  return m;
+  }
+  double count = (double)tokens, mean = sum / count;
+  for (int i = 0; i < n; i++) {
+    int b = ids ? ids[i] : i;
+    for (int t = rollout_first(ro, b); t < ro->offsets[b + 1]; t++)
+      squares += ((double)ro->returns[t] - mean) * ((double)ro->returns[t] - mean);
+  }
+  return (ReturnsMoments){.var = squares / count, .error_mean = error_sum / count};
 }
 
 static void value_rows(void *ctx, int n, const float *values, float *dvalues) {

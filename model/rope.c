@@ -35,7 +35,8 @@ static Tensor table_upload(Model *m, Tensor old, const float *host, int position
 }
 
 void rope_ensure(Model *m, int positions) {
-  if (positions <= m->rope.positions) return;
+  /* Built also when the first batch is empty: the kernels want a table to look at. */
+  if (m->rope.positions > 0 && positions <= m->rope.positions) return;
   /* Doubling keeps the number of rebuilds small while sequences grow. */
   int64_t size = m->rope.positions ? m->rope.positions : 256;
   while (size < positions) size *= 2;

@@ -6,7 +6,7 @@
 
 #include "core/rollout.h"
 #include "core/safetensors.h"
-#include "tests/test.h"
+#include "tests/tiny_model.h"
 
 #define PPO_SEQS 4
 #define PPO_KL_COEF 0.1
@@ -24,7 +24,7 @@ static inline StFile *ppo_fixture_open(void) {
 }
 
 static inline const StEntry *ppo_fixture_find(const StFile *f, int seq, const char *what) {
-  char name[64];
+  char name[192];
   if (seq < 0)
     snprintf(name, sizeof name, "%s", what);
   else
@@ -78,6 +78,24 @@ static inline double ppo_fixture_error(const StFile *f, const Rollout *ro, const
   double e = test_rel_error(ours_N, want_N, (size_t)ro->n_tokens);
   free(want_N);
   return e;
+}
+
+/* Every parameter's gradient against the fixture's, relative to the tensor's largest magnitude. */
+static inline void check_fixture_gradient(const StFile *f, const char *prefix, Model *m) {
+  ZeroPP *z = model_zero(m);
+  float *ours = tiny_state(m, STATE_GRAD), *at = ours;
+  for (int p = 0; p < zeropp_n_params(z); p++) {
+    char name[128];
+    snprintf(name, sizeof name, "%s%s", prefix, zeropp_spec(z, p)->name);
+    const StEntry *e = ppo_fixture_find(f, -1, name);
+    float *want = mem_alloc((size_t)e->numel, sizeof *want);
+    assert_int_equal(st_read_f32(f, e, 0, e->numel, want, NULL), 0);
+    double error = test_rel_error(at, want, (size_t)e->numel);
+    if (!(error < 1e-4)) fail_msg("%s is off by %.3g", name, error);
+    at += e->numel;
+    free(want);
+  }
+  free(ours);
 }
 
 #endif
