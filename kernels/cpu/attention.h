@@ -1,57 +1,40 @@
-/* One query against a run of keys: what full attention and decoding share. Internal to kernels/cpu.
- */
+/* What forward, backward and decoding share of attention. Internal to kernels/cpu. */
 #ifndef KERNELS_CPU_ATTENTION_H
 #define KERNELS_CPU_ATTENTION_H
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/tile.h"
 #include "kernels/cpu/vecmath.h"
 
-/* score[j] = scale q.k_j for n keys that lie stride floats apart. */
-static inline void score_keys(int64_t D, float scale, const float *q, int64_t n, const float *k,
-                              int64_t stride, float *score) {
-  for (int64_t j = 0; j < n; j++) {
-    const float *kj = k + j * stride;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < D; i++) sum += q[i] * kj[i];
-    score[j] = sum * scale;
-  }
+/* Scores are computed in tiles of this many queries and keys. Fewer queries, since half of the
+ * tiles on the diagonal is wasted; more keys, since a key tile is what is transposed. */
+enum { TILE_Q = 32, TILE_K = 64 };
+
+/* One head of one packed sequence. Rows of q, k, v (and their gradients) lie qkv_stride floats
+ * apart, rows of out and dout out_stride, lse lse_stride. */
+typedef struct AttnHead {
+  AttnShape s;
+  int64_t len, dim, dim_pad; /* dim_pad: head size rounded up to whole vectors */
+  int64_t qkv_stride, out_stride, lse_stride;
+  const float *q, *k, *v;
+  float *out, *lse;
+} AttnHead;
+
+/* The keys that queries [t, t + 1) see are [first_key, t]. */
+static inline int64_t first_key(AttnShape s, int64_t t) {
+  return s.window > 0 ? max_i64(0, t + 1 - s.window) : 0;
 }
 
-/* score becomes exp(score - max); returns max and their sum. */
-static inline float softmax_scores(int64_t n, float *score, float *sum_out) {
-  float max = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < n; j++) max = score[j] > max ? score[j] : max;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < n; j++) {
-    score[j] = exp_f32(score[j] - max);
-    sum += score[j];
-  }
-  *sum_out = sum;
-  return max;
-}
+void attention_check(Tensor qkv_NQ, Tensor out_NHD, Segments seg, AttnShape s);
+/* The head h of sequence b; out and lse are offset likewise (lse may be NULL). */
+AttnHead attention_head(const float *qkv, float *out, float *lse, Segments seg, AttnShape s, int b,
+                        int64_t h);
 
-/* out += sum of score[j] v_j. */
-static inline void add_values(int64_t D, int64_t n, const float *score, const float *v,
-                              int64_t stride, float *out) {
-  for (int64_t j = 0; j < n; j++) {
-    const float *vj = v + j * stride;
-#pragma omp simd
-    for (int64_t i = 0; i < D; i++) out[i] += score[j] * vj[i];
-  }
-}
-
-/* out = softmax(scale q.K) V; returns log sum exp of the scores. score is scratch of n. */
-static inline float attend_row(int64_t D, float scale, const float *q, int64_t n, const float *k,
-                               const float *v, int64_t stride, float *score, float *out) {
-  float sum;
-  score_keys(D, scale, q, n, k, stride, score);
-  float max = softmax_scores(n, score, &sum);
-  for (int64_t i = 0; i < D; i++) out[i] = 0;
-  add_values(D, n, score, v, stride, out);
-  for (int64_t i = 0; i < D; i++) out[i] /= sum;
-  return max + logf(sum);
-}
+/* dst[rows, dim_pad] = scale * src, `pad_rows` rows in all, zero beyond the source. */
+void tile_pack(float *dst, int64_t dim_pad, int64_t pad_rows, const float *src, int64_t stride,
+               int64_t rows, int64_t dim, float scale);
+/* dst[dim, TILE_K] = src transposed; columns from `rows` up to pad_rows are zero. */
+void tile_pack_transposed(float *dst, int64_t pad_rows, const float *src, int64_t stride,
+                          int64_t rows, int64_t dim);
 
 #endif

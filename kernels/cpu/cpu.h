@@ -46,6 +46,10 @@ void cpu_lerp(Device *d, float w, Tensor x, Tensor y);
 /* Below this many elements a parallel region costs more than it saves (about 2 us to open one). */
 enum { PARALLEL_MIN = 16384 };
 
+/* Uninitialised floats on a cache line boundary, for free(): whole-vector loads that straddle lines
+ * cost double. Dies when out of memory. */
+float *scratch_alloc(int64_t floats);
+
 static inline bool is_f32(Tensor t, int ndim) { return t.dtype == DT_F32 && t.ndim == ndim; }
 static inline bool is_f32_2d(Tensor t, int64_t d0, int64_t d1) {
   return is_f32(t, 2) && t.dim[0] == d0 && t.dim[1] == d1;

@@ -56,6 +56,13 @@ static size_t cpu_size_of(const void *p) {
   return bytes;
 }
 
+float *scratch_alloc(int64_t floats) {
+  size_t bytes = (size_t)floats * sizeof(float);
+  float *p = aligned_alloc(ALIGN, (bytes + ALIGN) / ALIGN * ALIGN);
+  if (!p) die("out of memory: %zu bytes of scratch", bytes);
+  return p;
+}
+
 static void cpu_zero(Device *d, void *p, size_t bytes) {
   (void)d;
   memset(p, 0, bytes);

@@ -2,7 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vecmath.h"
 
 static void check_pages(AttnShape s, Tensor pages) {
   require(pages.dtype == DT_F32 && pages.ndim == 4);
@@ -29,6 +30,41 @@ void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k
   }
 }
 
+/* score[j] = scale q.k_j for n keys that lie stride floats apart. */
+static void score_keys(int64_t D, float scale, const float *q, int64_t n, const float *k,
+                       int64_t stride, float *score) {
+  for (int64_t j = 0; j < n; j++) {
+    const float *kj = k + j * stride;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < D; i++) sum += q[i] * kj[i];
+    score[j] = sum * scale;
+  }
+}
+
+/* score becomes exp(score - max); returns their sum. */
+static float softmax_scores(int64_t n, float *score) {
+  float max = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : max)
+  for (int64_t j = 0; j < n; j++) max = score[j] > max ? score[j] : max;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < n; j++) {
+    score[j] = exp_f32(score[j] - max);
+    sum += score[j];
+  }
+  return sum;
+}
+
+/* out += sum of score[j] v_j. */
+static void add_values(int64_t D, int64_t n, const float *score, const float *v, int64_t stride,
+                       float *out) {
+  for (int64_t j = 0; j < n; j++) {
+    const float *vj = v + j * stride;
+#pragma omp simd
+    for (int64_t i = 0; i < D; i++) out[i] += score[j] * vj[i];
+  }
+}
+
 typedef struct DecodeArgs {
   AttnShape s;
   int64_t page_size, n_pages, table_width;
@@ -51,14 +87,14 @@ static void decode_head(const DecodeArgs *a, int64_t b, int64_t h, float *score)
   int64_t first = a->s.window > 0 ? max_i64(0, len - a->s.window) : 0;
   int64_t stride = a->s.n_kv_heads * D, size = a->page_size;
   const float *q = a->q + b * a->q_stride + h * D;
-  float *out = a->out + (b * a->s.n_heads + h) * D, sum;
+  float *out = a->out + (b * a->s.n_heads + h) * D;
   for (int64_t j = first; j < len;) {
     int64_t page = j / size, end = min_i64(len, (page + 1) * size);
     const float *k = page_at(a, a->k_pages, b, page, kh) + (j - page * size) * stride;
     score_keys(D, a->s.scale, q, end - j, k, stride, score + j);
     j = end;
   }
-  softmax_scores(len - first, score + first, &sum);
+  float sum = softmax_scores(len - first, score + first);
   for (int64_t i = 0; i < D; i++) out[i] = 0;
   for (int64_t j = first; j < len;) {
     int64_t page = j / size, end = min_i64(len, (page + 1) * size);
