@@ -1,0 +1,110 @@
+/* The memory plan: what it says fits does, one more does not, and ranks share the load. */
+#include "orchestrator/memory_plan.h"
+#include "tests/test.h"
+
+static const ModelConfig config = {.family = "llama",
+                                   .vocab_size = 300,
+                                   .hidden = 64,
+                                   .n_layers = 3,
+                                   .n_heads = 4,
+                                   .n_kv_heads = 2,
+                                   .head_dim = 16,
+                                   .ffn = 128,
+                                   .max_positions = 256,
+                                   .norm_eps = 1e-5f,
+                                   .rope_theta = 10000,
+                                   .init_std = 0.02f};
+
+static PlannedStage ppo_stage(void) {
+  return (PlannedStage){.name = "ppo",
+                        .model = {{&config, HEAD_LM, true, true},
+                                  {&config, HEAD_SCALAR, true, false},
+                                  {&config, HEAD_LM, false, false},
+                                  {&config, HEAD_SCALAR, false, false}},
+                        .n_models = 4,
+                        .nodes = 1,
+                        .local = 1,
+                        .micro_tokens = 4096,
+                        .longest = 100,
+                        .batch_tokens = 6400,
+                        .rollout_rows = 64,
+                        .page_size = 16};
+}
+
+static void weights_are_counted(void **state) {
+  (void)state;
+  PlannedStage s = ppo_stage();
+  MemoryNeed m = memory_need(&s);
+  uint64_t lm = (uint64_t)model_config_params(&config, HEAD_LM) * 4;
+  uint64_t scalar = (uint64_t)model_config_params(&config, HEAD_SCALAR) * 4;
+  /* Shards are padded for alignment, by less than a tenth here. */
+  assert_in_range(m.weights, 2 * (lm + scalar), 2 * (lm + scalar) * 11 / 10);
+  assert_in_range(m.moments, 2 * (lm + scalar), 2 * (lm + scalar) * 11 / 10);
+  assert_in_range(m.gradients, lm + scalar, (lm + scalar) * 11 / 10);
+  assert_in_range(m.ema, lm, lm * 11 / 10);
+  uint64_t stays = m.weights + m.moments + m.gradients + m.ema + m.gathered;
+  uint64_t phase = m.activations > m.kv_cache ? m.activations : m.kv_cache;
+  assert_int_equal(m.total, stays + phase); /* the two phases share, they do not add up */
+}
+
+static void the_cache_is_whole_pages(void **state) {
+  (void)state;
+  PlannedStage s = ppo_stage();
+  assert_int_equal(memory_kv_tokens(&s), 64 * 112); /* 100 tokens: 7 pages of 16 */
+  MemoryNeed more = memory_need(&s);
+  s.rollout_rows = 0;
+  assert_int_equal(memory_need(&s).kv_cache, 0);
+  /* keys and values of 3 layers, 2 heads of 16 */
+  assert_true(more.kv_cache > 64u * 112 * 2 * 4 * 3 * 2 * 16);
+}
+
+static void the_largest_that_fits_fits(void **state) {
+  (void)state;
+  PlannedStage s = ppo_stage();
+  s.rollout_rows = 1;
+  PlannedStage t = s;
+  t.micro_tokens = 1000;
+  uint64_t limit = memory_need(&t).total;
+  assert_int_equal(memory_fit_micro(&s, limit), 1000);
+  t.micro_tokens = 1001;
+  assert_true(memory_need(&t).total > limit);
+  assert_int_equal(memory_fit_micro(&s, UINT64_MAX), s.micro_tokens);
+  assert_int_equal(memory_fit_micro(&s, 1000), 0);
+
+  s = ppo_stage();
+  s.micro_tokens = 1;
+  t = s;
+  t.rollout_rows = 40;
+  assert_int_equal(memory_fit_rows(&s, memory_need(&t).total), 40);
+}
+
+static void micro_batches_are_bounded_by_the_batch(void **state) {
+  (void)state;
+  PlannedStage s = ppo_stage(), t = s;
+  s.micro_tokens = 6400;
+  t.micro_tokens = 1 << 20; /* no step has so many tokens */
+  assert_int_equal(memory_need(&s).total, memory_need(&t).total);
+  s.micro_tokens = 1;
+  t.micro_tokens = 100; /* the longest sequence runs all the same */
+  assert_int_equal(memory_need(&s).total, memory_need(&t).total);
+}
+
+static void ranks_share(void **state) {
+  (void)state;
+  PlannedStage one = ppo_stage(), four = one;
+  four.local = 2;
+  four.nodes = 2;
+  MemoryNeed a = memory_need(&one), b = memory_need(&four);
+  assert_in_range(b.weights, a.weights / 4, a.weights / 4 * 12 / 10); /* padding of small pieces */
+  assert_in_range(b.moments, a.moments / 4, a.moments / 4 * 12 / 10);
+  assert_int_equal(a.activations, b.activations);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(weights_are_counted),
+    cmocka_unit_test(the_cache_is_whole_pages),
+    cmocka_unit_test(the_largest_that_fits_fits),
+    cmocka_unit_test(micro_batches_are_bounded_by_the_batch),
+    cmocka_unit_test(ranks_share),
+};
+TEST_MAIN(tests)
