@@ -2,8 +2,9 @@
  *
  * A sequence's cache is a table of page ids; token p lies on page table[p / page_size]. Pages are
  * handed out one by one as a sequence grows and go back to the free list when the last holder drops
- * them: full pages of a common prompt have several holders. Nothing is ever written to a shared
- * page. */
+ * them. Full pages of a common prompt have several holders; they are written once, by the prefill
+ * of the first, and only read from then on.
+ */
 #ifndef GENERATION_KV_CACHE_H
 #define GENERATION_KV_CACHE_H
 
