@@ -37,16 +37,15 @@ static bool begins(const char *a, const char *b) {
 const char *nearest_name(const char *word, const char *const *names, int n) {
   size_t len = strlen(word);
   int limit = len < 6 ? 1 : (int)(len > MAX_NAME ? MAX_NAME : len) / 3;
-  const char *best = NULL;
-  int best_distance = limit + 1;
+  int best = -1, best_distance = limit + 1;
   for (int i = 0; i < n; i++) {
     int d = edit_distance(word, names[i]);
     if (d < best_distance) {
-      best = names[i];
+      best = i;
       best_distance = d;
     }
   }
-  for (int i = 0; !best && i < n; i++)
-    if (begins(word, names[i])) best = names[i];
-  return best;
+  for (int i = 0; best < 0 && i < n; i++)
+    if (begins(word, names[i])) best = i;
+  return best < 0 ? NULL : names[best];
 }

@@ -183,11 +183,11 @@ static void fail_section(Reading *rd, const char *path, const Node *v) {
 /* ---- the tree ---- */
 
 static void fail_unknown(Reading *rd, const char *section, const char *path, const Node *key) {
-  char near[160], known[1024];
+  char near[512], known[1024];
   Quoted q = text_quote(path, strlen(path));
   key_nearest(path, near, sizeof near);
   if (near[0]) {
-    problem_add(&rd->problems, key, "unknown key %s; did you mean \"%s\"?", q.s, near);
+    problem_add(&rd->problems, key, "unknown key %s; did you mean %s?", q.s, near);
     return;
   }
   key_list(section, known, sizeof known);

@@ -116,16 +116,16 @@ void key_list(const char *section, char *out, size_t size) {
     used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", names.v[i]);
 }
 
-/* The same last name in another section: the key is right, its place is wrong. */
-static bool elsewhere(const char *key, char *out, size_t size) {
-  for (int i = 0; i < recipe_group_count(); i++) {
+/* The same last name in other sections: the key is right, its place is wrong. */
+static void elsewhere(const char *key, char *out, size_t size) {
+  size_t used = 0;
+  for (int i = 0; i < recipe_group_count() && used < size; i++) {
     const RecipeGroup *g = recipe_group(i);
     const RecipeRow *row = row_in(g, key);
     if (!row || !row_applies(row, g->name)) continue;
-    snprintf(out, size, "%s%s%s", g->path, *g->path ? "." : "", row->key);
-    return true;
+    used += (size_t)snprintf(out + used, size - used, "%s\"%s%s%s\"", used ? " or " : "", g->path,
+                             *g->path ? "." : "", row->key);
   }
-  return false;
 }
 
 void key_nearest(const char *path, char *out, size_t size) {
@@ -138,7 +138,7 @@ void key_nearest(const char *path, char *out, size_t size) {
   const char *near = nearest_name(key, names.v, names.n);
   out[0] = 0;
   if (near)
-    snprintf(out, size, "%s", near);
+    snprintf(out, size, "\"%s\"", near);
   else
     elsewhere(key, out, size);
 }

@@ -74,8 +74,8 @@ const RecipeGroup *key_group(const char *path); /* the group at this path, or NU
 /* N of "rewards.N" or "rewards.N.rest" (rest set behind the dot, or to ""), else -1. */
 int key_term(const char *path, const char **rest);
 
-/* The nearest known key to an unknown path: a key of the same map ("clip_low"), or a full path of
- * another section; "" when nothing is near. */
+/* The nearest known key to an unknown path, in quotes: a key of the same map ("clip_low"), or the
+ * full paths of other sections that have it, with "or" between; "" when nothing is near. */
 void key_nearest(const char *path, char *out, size_t size);
 /* The known keys of the section, comma-separated. */
 void key_list(const char *section, char *out, size_t size);
