@@ -47,7 +47,7 @@ void zeropp_destroy(ZeroPP *z) {
     if (z->units[i].full) device_free(z->device, z->units[i].full);
     if (z->units[i].grad) device_free(z->device, z->units[i].grad);
   }
-  pool_free(&z->pool);
+  pool_close(&z->pool);
   for (int k = 0; k < STATE_KINDS; k++)
     if (z->shard[k]) device_free(z->device, z->shard[k]);
   if (z->pack) device_free(z->device, z->pack);

@@ -69,7 +69,7 @@ uint64_t layout_full_bytes(const ZeroPP *z);
 /* pool.c: buffers are 64-byte aligned; their size is asked again when they come back. */
 float *pool_take(Pool *p, size_t bytes);
 void pool_give(Pool *p, float *buffer, size_t bytes);
-void pool_free(Pool *p);
+void pool_close(Pool *p);
 
 /* engine.c: die if a gradient is open, or if a unit is FULL, naming the unit and what was asked. */
 void engine_require_closed(const ZeroPP *z, const char *what);

@@ -34,7 +34,7 @@ void pool_give(Pool *p, float *buffer, size_t bytes) {
   p->held += bytes;
 }
 
-void pool_free(Pool *p) {
+void pool_close(Pool *p) {
   for (int i = 0; i < p->n; i++) device_free(p->device, p->free[i]);
   free(p->free);
   free(p->bytes);
