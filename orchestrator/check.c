@@ -35,11 +35,11 @@ int check_all(Session *s, Error *err) {
   Error found = {""};
   int n = check_tokenizer(s, &found);
   if (s->tokenizer) {
-    n += check_models(s, &found);
-    n += check_data(s, &found);
-    n += check_rewards(s, &found);
+    n += check_run_models(s, &found);
+    n += check_run_data(s, &found);
+    n += check_run_rewards(s, &found);
   }
-  if (n == 0) n += check_memory(s, &found);
+  if (n == 0) n += check_run_memory(s, &found);
   if (n > 0) error_set(err, "%s", found.msg);
   return comm_agree(s->grid->all, n > 0 ? -1 : 0, err);
 }

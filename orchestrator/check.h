@@ -10,12 +10,12 @@
 int check_note(Error *all, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Configs of all roles that some stage needs; heads; tokenizer against vocabulary. */
-int check_models(Session *s, Error *err);
+int check_run_models(Session *s, Error *err);
 /* The stages' data sets: read, tokenized, long enough, short enough for the models. */
-int check_data(Session *s, Error *err);
+int check_run_data(Session *s, Error *err);
 /* Reward terms and the normalization of scores. */
-int check_rewards(Session *s, Error *err);
+int check_run_rewards(Session *s, Error *err);
 /* The memory plan: printed on rank 0, refused when it does not fit. */
-int check_memory(Session *s, Error *err);
+int check_run_memory(Session *s, Error *err);
 
 #endif

@@ -90,7 +90,7 @@ static int check_prompts(Session *s, Error *err) {
   return n + check_answers(&d->prompts_held, r->data.prompts.path, err);
 }
 
-int check_data(Session *s, Error *err) {
+int check_run_data(Session *s, Error *err) {
   int n = 0;
   if (stage_in_recipe(s->recipe, STAGE_SFT)) n += check_sft(s, err);
   if (stage_in_recipe(s->recipe, STAGE_REWARD)) n += check_pairs(s, err);

@@ -74,7 +74,7 @@ static int refuse(const PlannedStage *p, uint64_t limit, Error *err) {
                     p->name, need, have);
 }
 
-int check_memory(Session *s, Error *err) {
+int check_run_memory(Session *s, Error *err) {
   const Recipe *r = s->recipe;
   PlannedStage plan[STAGE_PPO + 1];
   uint64_t limit = device_total_memory(s->device);

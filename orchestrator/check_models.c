@@ -41,7 +41,7 @@ static int check_vocabulary(Session *s, Role role, Error *err) {
   return n;
 }
 
-int check_models(Session *s, Error *err) {
+int check_run_models(Session *s, Error *err) {
   int n = 0;
   for (Role role = 0; role < ROLE_COUNT; role++) {
     if (!role_needed(s->recipe, role)) continue;

@@ -38,7 +38,7 @@ static int check_minibatches(const Recipe *r, Error *err) {
                     (long long)sequences);
 }
 
-int check_rewards(Session *s, Error *err) {
+int check_run_rewards(Session *s, Error *err) {
   const Recipe *r = s->recipe;
   if (!stage_in_recipe(r, STAGE_PPO)) return 0;
   return check_terms(r, err) + check_norm(r, err) + check_minibatches(r, err);
