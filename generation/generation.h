@@ -35,6 +35,10 @@ typedef struct TokenList {
 } TokenList;
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int flags, TokenList *out,
                      Error *err);
+/* As with TOK_SPECIAL, but a special token is only looked for where no byte of it is content
+ * (content[i] != 0): the pieces of a template may spell them, what users wrote may not. */
+int tokenizer_encode_template(const Tokenizer *t, const char *text, const char *content, size_t len,
+                              int flags, TokenList *out, Error *err);
 void token_list_push(TokenList *l, int32_t id);
 void token_list_free(TokenList *l);
 /* Decodes to a malloc'ed NUL-terminated string; control tokens are left out. Ids out of range:

@@ -60,24 +60,28 @@ static int encode_plain(const Tokenizer *t, const char *text, size_t len, size_t
   return 0;
 }
 
-/* The longest added token at the start of text, or NULL. */
-static const Added *added_at(const Tokenizer *t, const char *text, size_t len, bool special) {
+/* The longest added token at the start of text, or NULL; a special one not on content (may be NULL:
+ * none). */
+static const Added *added_at(const Tokenizer *t, const char *text, const char *content, size_t len,
+                             bool special) {
   if (!t->starts[(uint8_t)*text]) return NULL;
   for (int i = 0; i < t->n_added; i++) {
     const Added *a = &t->added[i];
-    if ((special || !a->special) && a->len <= len && memcmp(a->text, text, a->len) == 0) return a;
+    if (a->len > len || memcmp(a->text, text, a->len) != 0) continue;
+    bool on_content = content && memchr(content, 1, a->len);
+    if (!a->special || (special && !on_content)) return a;
   }
   return NULL;
 }
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-static int encode_pieces(const Tokenizer *t, const char *text, size_t len, int flags,
-                         TokenList *out, Error *err) {
+static int encode_pieces(const Tokenizer *t, const char *text, const char *content, size_t len,
+                         int flags, TokenList *out, Error *err) {
   bool special = flags & TOK_SPECIAL, prefix = t->prefix && !(flags & TOK_CONTINUE);
   size_t from = 0, at = 0;
   while (at < len) {
-    const Added *a = added_at(t, text + at, len - at, special);
+    const Added *a = added_at(t, text + at, content ? content + at : NULL, len - at, special);
     if (!a) {
       at++;
       continue;
@@ -94,15 +98,15 @@ static int encode_pieces(const Tokenizer *t, const char *text, size_t len, int f
   return encode_plain(t, text + from, len - from, from, prefix, out, err);
 }
 
-int tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int flags, TokenList *out,
-                     Error *err) {
+static int encode(const Tokenizer *t, const char *text, const char *content, size_t len, int flags,
+                  TokenList *out, Error *err) {
   int before = out->n;
   if (flags & TOK_BOS) {
     if (t->bos < 0) return error_set(err, "the tokenizer has no BOS token");
     token_list_push(out, t->bos);
   }
   int body = out->n;
-  if (encode_pieces(t, text, len, flags, out, err)) {
+  if (encode_pieces(t, text, content, len, flags, out, err)) {
     out->n = before;
     return -1;
   }
@@ -112,6 +116,16 @@ int tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int flags
     out->n--;
   }
   return 0;
+}
+
+int tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int flags, TokenList *out,
+                     Error *err) {
+  return encode(t, text, NULL, len, flags, out, err);
+}
+
+int tokenizer_encode_template(const Tokenizer *t, const char *text, const char *content, size_t len,
+                              int flags, TokenList *out, Error *err) {
+  return encode(t, text, content, len, flags | TOK_SPECIAL, out, err);
 }
 
 /* A growing string. */
