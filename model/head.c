@@ -139,14 +139,17 @@ static Scalars scalars_push(Model *m, Tensor norm_NC, int n, const int32_t *rows
 
 void head_values(Model *m, Tensor norm_NC, int n_rows, const int32_t *rows, float *values) {
   if (n_rows == 0) return;
+  ArenaMark mark = arena_mark(m->arena);
   Scalars s = scalars_push(m, norm_NC, n_rows, rows);
   download(m, values, s.value_R1);
+  arena_pop(m->arena, mark);
 }
 
 void head_train_values(Model *m, Tensor norm_NC, int n_rows, const int32_t *rows, ValueLoss loss,
                        void *ctx, Tensor dnorm_NC) {
   if (n_rows == 0) return;
   const Ops *op = m->ops;
+  ArenaMark mark = arena_mark(m->arena);
   Scalars s = scalars_push(m, norm_NC, n_rows, rows);
   float *values = mem_alloc((size_t)n_rows, sizeof(float));
   float *dvalues = mem_zalloc((size_t)n_rows, sizeof(float));
@@ -160,6 +163,7 @@ void head_train_values(Model *m, Tensor norm_NC, int n_rows, const int32_t *rows
     op->bias_grad(m->device, dvalue_R1, zeropp_grad(m->zero, m->params.head.bias));
   op->gemm(m->device, GEMM_NN, 1, dvalue_R1, head_weight(m), 0, dh_RC);
   op->scatter_add_rows(m->device, dh_RC, s.rows_R, dnorm_NC);
+  arena_pop(m->arena, mark);
   free(values);
   free(dvalues);
 }

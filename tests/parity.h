@@ -41,6 +41,9 @@ void parity_check(Parity *p, const char *figure, double limit, const float *got,
                   int64_t n);
 void parity_compare(Parity *p, const char *figure, double limit, const float *got,
                     const float *want, int64_t n, const char *what);
+/* A mean of terms that cancel, against the reference's: the error is over the largest term, since
+ * the mean carries the rounding of its terms however small it is itself. */
+void parity_mean(Parity *p, const char *figure, double got, double largest_term);
 /* The shards of `kind` against the tensors PREFIX + Hugging Face name; all parameters. Collective.
  */
 void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix);

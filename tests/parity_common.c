@@ -90,6 +90,12 @@ void parity_check(Parity *p, const char *figure, double limit, const float *got,
   free(want);
 }
 
+void parity_mean(Parity *p, const char *figure, double got, double largest_term) {
+  float *want = parity_f32(p, figure, 1);
+  record(p, figure, PARITY_VALUE, relative(fabs(got - (double)want[0]), largest_term), figure);
+  free(want);
+}
+
 void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix) {
   ZeroPP *z = model_zero(m);
   for (int i = 0; i < zeropp_n_params(z); i++) {

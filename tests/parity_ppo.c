@@ -131,6 +131,13 @@ static void check_number(Parity *p, const char *tensor, double x) {
   parity_check(p, tensor, PARITY_VALUE, &got, tensor, 1);
 }
 
+static double largest_log_ratio(const Rollout *now, const Rollout *old) {
+  double most = 0;
+  for (int t = 0; t < old->n_tokens; t++)
+    most = fmax(most, fabs((double)now->old_logprobs[t] - (double)old->old_logprobs[t]));
+  return most;
+}
+
 static int check_actor(Parity *p, Rollout *ro, const Hyper *h, Error *err) {
   char *dir = fs_join(p->root, "llama");
   Model *m = parity_load(p, dir, HEAD_LM, err);
@@ -142,12 +149,13 @@ static int check_actor(Parity *p, Rollout *ro, const Hyper *h, Error *err) {
   check_tokens(p, now, now->old_logprobs, "new_logprobs");
   PolicyLoss loss = {.clip_low = (float)h->clip_eps,
                      .clip_high = (float)h->clip_eps,
+                     .kl_kind = KL_K1,
                      .temperature = (float)h->temperature};
   PolicyStats stats;
   if (actor_update(m, ro, NULL, ro->n_seqs, &loss, false, MICRO_TOKENS, still, 0, &stats))
     die("%s: an empty minibatch", p->dir);
   check_number(p, "policy_loss", stats.policy_loss);
-  check_number(p, "approx_kl_k1", stats.kl_old_k1);
+  parity_mean(p, "approx_kl_k1", stats.kl_old_k1, largest_log_ratio(now, ro));
   check_number(p, "clip_fraction", stats.clip_fraction);
   check_number(p, "entropy", stats.entropy);
   parity_params(p, "actor gradients", m, STATE_GRAD, "grad.actor.");

@@ -1,0 +1,137 @@
+/* Gradients of the whole model against finite differences, with everything on: biases, grouped
+ * heads, tied and untied heads, temperature, entropy; and recomputation gives the same bits. */
+#include "tests/model_test.h"
+
+static const int lengths[] = {7, 1, 12, 2};
+
+/* Moves parameter p by h along the direction. */
+static void move(Model *m, int p, const float *direction, double h) {
+  int64_t start, count;
+  float *w = zeropp_shard(model_zero(m), STATE_MASTER, p, &start, &count);
+  for (int64_t i = 0; i < count; i++) w[i] += (float)(h * (double)direction[i]);
+  zeropp_weights_written(model_zero(m));
+}
+
+static double slope(Model *m, const TestBatch *b, int flags, int p, const float *direction,
+                    double h) {
+  move(m, p, direction, h);
+  double up = eval_batch(m, b, flags);
+  move(m, p, direction, -2 * h);
+  double down = eval_batch(m, b, flags);
+  move(m, p, direction, h);
+  return (up - down) / (2 * h);
+}
+
+/* Along the gradient itself the slope is its length; along a random direction, the dot product.
+ * Step 4e-3 in a unit direction: the loss's float32 noise, about 4e-7, is then 1e-4 of slope; the
+ * third-order term falls with the square of the step and stays below 2e-3 of |g|. */
+static void check_parameter(Model *m, const TestBatch *b, int flags, int p) {
+  int64_t start, count;
+  const float *g = zeropp_shard(model_zero(m), STATE_GRAD, p, &start, &count);
+  float *unit = mem_alloc((size_t)count, sizeof *unit);
+  float *random = mem_alloc((size_t)count, sizeof *random);
+  double norm = 0, size = 0, dot = 0;
+  for (int64_t i = 0; i < count; i++) {
+    random[i] = rng_normal(3, (uint64_t)p, (uint64_t)i);
+    norm += (double)g[i] * (double)g[i];
+    size += (double)random[i] * (double)random[i];
+  }
+  norm = sqrt(norm);
+  size = sqrt(size);
+  if (norm < 1e-3) fail_msg("%s has no gradient", zeropp_spec(model_zero(m), p)->name);
+  for (int64_t i = 0; i < count; i++) {
+    unit[i] = (float)((double)g[i] / norm);
+    random[i] = (float)((double)random[i] / size);
+    dot += (double)random[i] * (double)g[i];
+  }
+  double along = slope(m, b, flags, p, unit, 4e-3), across = slope(m, b, flags, p, random, 4e-3);
+  double tolerance = 2e-3 * norm + 1e-4;
+  if (fabs(along - norm) > tolerance || fabs(across - dot) > tolerance)
+    fail_msg("%s: |g| %.6f, slope %.6f; random: g.r %.6f, slope %.6f",
+             zeropp_spec(model_zero(m), p)->name, norm, along, dot, across);
+  free(unit);
+  free(random);
+}
+
+static void check_model(HeadKind head, bool tied, bool biases, int flags) {
+  Bench bench = bench_open();
+  ModelConfig c = tiny_config(tied, biases);
+  ModelOptions o = tiny_options(head);
+  Model *m = tiny_model(&bench, bench.grid, &c, &o);
+  TestBatch b = test_batch(4, lengths, c.vocab_size);
+  zeropp_zero_grad(model_zero(m));
+  double trained = train_batch(m, &b, flags), scored = eval_batch(m, &b, flags);
+  /* The same kernels on the same rows. */
+  assert_true(fabs(trained - scored) < 1e-6);
+  for (int p = 0; p < zeropp_n_params(model_zero(m)); p++) check_parameter(m, &b, flags, p);
+  model_free(m);
+  bench_close(&bench);
+}
+
+static void untied_with_biases(void **state) {
+  (void)state;
+  check_model(HEAD_LM, false, true, WITH_ENTROPY | COLD);
+}
+static void tied_without_biases(void **state) {
+  (void)state;
+  check_model(HEAD_LM, true, false, WITH_ENTROPY);
+}
+static void tied_with_biases(void **state) {
+  (void)state;
+  check_model(HEAD_LM, true, true, 0);
+}
+static void scalar_head(void **state) {
+  (void)state;
+  check_model(HEAD_SCALAR, false, true, 0);
+}
+
+static void recompute_same_bits(void **state) {
+  (void)state;
+  Bench bench = bench_open();
+  for (int tied = 0; tied < 2; tied++) {
+    ModelConfig c = tiny_config(tied, !tied);
+    ModelOptions o = tiny_options(HEAD_LM);
+    Model *kept = tiny_model(&bench, bench.grid, &c, &o);
+    o.recompute = true;
+    Model *again = tiny_model(&bench, bench.grid, &c, &o);
+    TestBatch b = test_batch(4, lengths, c.vocab_size);
+    zeropp_zero_grad(model_zero(kept));
+    zeropp_zero_grad(model_zero(again));
+    double x = train_batch(kept, &b, WITH_ENTROPY), y = train_batch(again, &b, WITH_ENTROPY);
+    assert_true(x == y);
+    /* Zero: the recomputed block repeats the same operations on the same values. */
+    assert_true(shard_error(again, kept, STATE_GRAD, NULL) == 0);
+    model_free(kept);
+    model_free(again);
+  }
+  bench_close(&bench);
+}
+
+/* A gradient is added to what is there, and a second batch doubles it. */
+static void gradients_accumulate(void **state) {
+  (void)state;
+  Bench bench = bench_open();
+  ModelConfig c = tiny_config(true, true);
+  ModelOptions o = tiny_options(HEAD_LM);
+  Model *once = tiny_model(&bench, bench.grid, &c, &o);
+  Model *twice = tiny_model(&bench, bench.grid, &c, &o);
+  TestBatch b = test_batch(4, lengths, c.vocab_size);
+  zeropp_zero_grad(model_zero(once));
+  zeropp_zero_grad(model_zero(twice));
+  train_batch(once, &b, 0);
+  train_batch(twice, &b, 0);
+  train_batch(twice, &b, 0);
+  zeropp_scale_grad(model_zero(once), 2);
+  /* Partial sums round differently once they stand on the first batch's. */
+  assert_true(shard_error(twice, once, STATE_GRAD, NULL) < 2e-6);
+  model_free(once);
+  model_free(twice);
+  bench_close(&bench);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(untied_with_biases),  cmocka_unit_test(tied_without_biases),
+    cmocka_unit_test(tied_with_biases),    cmocka_unit_test(scalar_head),
+    cmocka_unit_test(recompute_same_bits), cmocka_unit_test(gradients_accumulate),
+};
+TEST_MAIN(tests)
