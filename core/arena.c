@@ -37,7 +37,7 @@ static void add_block(Arena *a, size_t size) {
   a->block[a->n_blocks++] = (Block){a->alloc(a->ctx, size), size, 0};
 }
 
-static size_t capacity(const Arena *a) {
+size_t arena_capacity(const Arena *a) {
   size_t sum = 0;
   for (size_t i = 0; i < a->n_blocks; i++) sum += a->block[i].size;
   return sum;
@@ -51,7 +51,7 @@ void *arena_push(Arena *a, size_t bytes) {
     a->current++;
   if (a->current == a->n_blocks) {
     /* At least as much again as there is, so that the number of blocks stays logarithmic. */
-    size_t size = capacity(a) > first_block ? capacity(a) : first_block;
+    size_t size = arena_capacity(a) > first_block ? arena_capacity(a) : first_block;
     add_block(a, need > size ? need : size);
   }
   Block *b = &a->block[a->current];
@@ -84,7 +84,7 @@ void arena_pop(Arena *a, ArenaMark m) {
   a->current = m.block;
   if (a->in_use == 0) a->current = 0;
   if (a->in_use == 0 && a->n_blocks > 1) {
-    size_t size = capacity(a);
+    size_t size = arena_capacity(a);
     release_blocks(a);
     add_block(a, size);
   }
