@@ -69,9 +69,10 @@ static int plan_sizes(const GenParams *p, const int32_t *limits, int n, Sizes *z
   z->max_rows = (int)(rows < n ? rows : n);
   int64_t useful = (int64_t)z->max_rows * z->table_width;
   int64_t pages = p->max_kv_tokens && budget < useful ? budget : useful;
-  if (pages * z->page_size > INT32_MAX)
+  int64_t slots = pages * z->page_size;
+  if (slots > INT32_MAX)
     return error_set(err, "a KV cache of %lld tokens is too large; set max_batch or max_kv_tokens",
-                     (long long)(pages * z->page_size));
+                     (long long)slots);
   z->n_pages = (int)pages;
   z->prefill_tokens = p->prefill_tokens ? p->prefill_tokens : DEFAULT_PREFILL;
   return 0;

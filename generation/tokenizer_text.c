@@ -179,7 +179,7 @@ static void put_token(const Tokenizer *t, int32_t id, Text *s, bool *strip) {
 }
 
 char *tokenizer_decode(const Tokenizer *t, const int32_t *ids, int n, size_t *len, Error *err) {
-  Text s = {0};
+  Text s = {.v = mem_alloc(64, 1), .cap = 64};
   bool strip = t->prefix || t->traits.squeezes_spaces;
   for (int i = 0; i < n; i++) {
     bool known = ids[i] >= 0 && ids[i] < t->vocab_size &&

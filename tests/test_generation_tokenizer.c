@@ -35,7 +35,7 @@ static void expect_text(const Tokenizer *t, TokenList ids, const char *want, siz
   Error err = {""};
   size_t len;
   char *s = tokenizer_decode(t, ids.v, ids.n, &len, &err);
-  if (!s) fail_msg("%s", err.msg);
+  if (!s) die("%s", err.msg);
   if (len != want_len || memcmp(s, want, len) != 0)
     fail_msg("decoded \"%s\", expected \"%s\"", s, want);
   free(s);
@@ -53,7 +53,7 @@ static void each_text(const char *path, const char *separator, size_t most,
   Error err = {""};
   size_t len, n = 0;
   char *data = fs_read(path, &len, &err), *s = data;
-  if (!data) fail_msg("%s", err.msg);
+  if (!data) die("%s", err.msg);
   for (char *end; (end = strstr(s, separator)) && n < most; s = end + strlen(separator), n++)
     use(t, s, (size_t)(end - s));
   assert_true(n > 40);
@@ -158,17 +158,9 @@ static void test_any_bytes(void **state) {
 static void test_unicode_edges(void **state) {
   (void)state;
   Tokenizer *t = mistral();
-  static const char *const valid[] = {"\xc2\x80",
-                                      "\xe0\xa0\x80",
-                                      "\xed\x9f\xbf",
-                                      "\xee\x80\x80",
-                                      "\xf0\x90\x80\x80",
-                                      "\xf4\x8f\xbf\xbf",
-                                      "\xef\xbf\xbd",
-                                      "\xef\xbb\xbf"
-                                      "bom",
-                                      "e\xcc\x81",
-                                      "\xe2\x80\x8d"};
+  static const char *const valid[] = {
+      "\xc2\x80",         "\xe0\xa0\x80", "\xed\x9f\xbf",     "\xee\x80\x80", "\xf0\x90\x80\x80",
+      "\xf4\x8f\xbf\xbf", "\xef\xbf\xbd", "\xef\xbb\xbfmark", "e\xcc\x81",    "\xe2\x80\x8d"};
   static const char *const broken[] = {"\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
                                        "\xed\xa0\x80",     "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
                                        "\xf5\x80\x80\x80", "\xff\xfe",         "\x80",
@@ -186,11 +178,8 @@ static void test_unicode_edges(void **state) {
     token_list_free(&ids);
   }
   /* The one text that does not come back: SentencePiece's own sign for a space. */
-  TokenList ids = encode(t,
-                         "a\xe2\x96\x81"
-                         "b",
-                         5, 0);
-  expect_text(t, ids, "a b", 3);
+  TokenList ids = encode(t, "a\xe2\x96\x81z", 5, 0);
+  expect_text(t, ids, "a z", 3);
   token_list_free(&ids);
   tokenizer_free(t);
 }
@@ -228,7 +217,7 @@ static void test_golden_text(void **state) {
   json_t *golden = json_read(test_path("data/stories260K/golden_greedy.json"), &err);
   size_t len;
   char *want = fs_read(test_path("data/stories260K/expected_stdout.txt"), &len, &err);
-  if (!golden || !want) fail_msg("%s", err.msg);
+  if (!golden || !want) die("%s", err.msg);
   while (len > 0 && want[len - 1] == '\n') len--;
   Tokenizer *t = stories();
   assert_int_equal(tokenizer_vocab_size(t), 512);

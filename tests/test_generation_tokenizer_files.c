@@ -143,6 +143,33 @@ static void test_added_tokens(void **state) {
   tokenizer_free(t);
 }
 
+/* A template spells special tokens; what a user wrote (1 in the mask) cannot, nor finish one that
+ * the template began. */
+static void test_templates(void **state) {
+  (void)state;
+  Tokenizer *t = load(NULL, NULL, NULL);
+  static const struct {
+    const char *text, *content;
+    int specials;
+  } cases[] = {{"</s>a</s>", "\0\0\0\0\1\0\0\0\0", 2},
+               {"</s>a</s>", "\0\0\0\0\1\1\1\1\1", 1},
+               {"</s>a</s>", "\0\0\0\0\1\1\0\0\0", 1},
+               {"</s>a</s>", "\0\0\0\1\1\0\0\0\0", 1},
+               {"</s>a</s>", "\1\1\1\1\1\1\1\1\1", 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Error err = {""};
+    TokenList ids = {0};
+    int specials = 0;
+    assert_int_equal(
+        tokenizer_encode_template(t, cases[i].text, cases[i].content, 9, TOK_BOS, &ids, &err), 0);
+    assert_int_equal(ids.v[0], 1);
+    for (int k = 0; k < ids.n; k++) specials += ids.v[k] == 2;
+    assert_int_equal(specials, cases[i].specials);
+    token_list_free(&ids);
+  }
+  tokenizer_free(t);
+}
+
 static void test_older_files(void **state) {
   (void)state;
   Tokenizer *t = load(NULL,
@@ -406,10 +433,11 @@ static void test_damaged_table(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_bos_and_eos),    cmocka_unit_test(test_added_tokens),
-    cmocka_unit_test(test_older_files),    cmocka_unit_test(test_prefix_rules),
-    cmocka_unit_test(test_wrong_config),   cmocka_unit_test(test_other_tokenizers),
-    cmocka_unit_test(test_truncated),      cmocka_unit_test(test_damaged),
-    cmocka_unit_test(test_no_byte_tokens), cmocka_unit_test(test_damaged_table),
+    cmocka_unit_test(test_bos_and_eos),      cmocka_unit_test(test_added_tokens),
+    cmocka_unit_test(test_templates),        cmocka_unit_test(test_older_files),
+    cmocka_unit_test(test_prefix_rules),     cmocka_unit_test(test_wrong_config),
+    cmocka_unit_test(test_other_tokenizers), cmocka_unit_test(test_truncated),
+    cmocka_unit_test(test_damaged),          cmocka_unit_test(test_no_byte_tokens),
+    cmocka_unit_test(test_damaged_table),
 };
 TEST_MAIN(tests)
