@@ -21,7 +21,7 @@ void arena_pop(Arena *a, ArenaMark m); /* frees all that was pushed since the ma
 size_t arena_peak(const Arena *a);     /* most bytes in use since the last reset of the peak */
 void arena_reset_peak(Arena *a);
 size_t arena_capacity(const Arena *a); /* bytes of all its blocks */
-void arena_trim(Arena *a); /* gives the blocks back; only when empty */
+void arena_trim(Arena *a);             /* gives the blocks back; only when empty */
 void arena_free(Arena *a);
 
 #endif
