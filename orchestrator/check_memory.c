@@ -87,6 +87,7 @@ int check_run_memory(Session *s, Error *err) {
     if (r->rollout.max_batch == 0 && rows > 0) p->rollout_rows = rows; /* as memory allows */
     s->kv_tokens = memory_kv_tokens(p);
   }
+  for (int i = 0; i < r->n_stages; i++) s->arena_bytes[r->stages[i]] = memory_need(&plan[i]).arena;
   if (s->grid->rank == 0) memory_print(plan, r->n_stages, limit, stderr);
   for (int i = 0; i < r->n_stages; i++)
     if (memory_need(&plan[i]).total > limit) n += refuse(&plan[i], limit, err);

@@ -45,7 +45,7 @@ int64_t memory_kv_tokens(const PlannedStage *s) {
   return s->rollout_rows * pages * s->page_size;
 }
 
-/* KV pages, one prefill, the logits of a decode step, and the actor's whole weights. */
+/* KV pages, one prefill and the logits of a decode step. */
 static uint64_t rollout_bytes(const PlannedStage *s) {
   if (s->rollout_rows == 0) return 0;
   const ModelConfig *c = s->model[0].config;
@@ -53,19 +53,24 @@ static uint64_t rollout_bytes(const PlannedStage *s) {
       2 * sizeof(float) * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
   int64_t prefill = max_i64(min_i64(PREFILL_TOKENS, s->rollout_rows * s->longest), s->longest);
   uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
-  uint64_t replica =
-      s->nodes * s->local > 1 ? (uint64_t)model_config_params(c, HEAD_LM) * sizeof(float) : 0;
-  return (uint64_t)memory_kv_tokens(s) * per_token + logits + replica +
+  return (uint64_t)memory_kv_tokens(s) * per_token + logits +
          model_activation_bytes(c, HEAD_LM, prefill, false, false);
+}
+
+static uint64_t replica_bytes(const PlannedStage *s) {
+  if (s->rollout_rows == 0 || s->nodes * s->local == 1) return 0;
+  return (uint64_t)model_config_params(s->model[0].config, HEAD_LM) * sizeof(float);
 }
 
 MemoryNeed memory_need(const PlannedStage *s) {
   MemoryNeed need = {0};
   for (int i = 0; i < s->n_models; i++) add_model(s, &s->model[i], &need);
   need.activations = activation_bytes(s);
-  need.kv_cache = rollout_bytes(s);
+  need.rollout = rollout_bytes(s);
+  need.replica = replica_bytes(s);
+  need.arena = max_u64(need.activations, need.rollout);
   need.total = need.weights + need.moments + need.gradients + need.ema + need.gathered +
-               max_u64(need.activations, need.kv_cache);
+               max_u64(need.activations, need.rollout + need.replica);
   return need;
 }
 
@@ -105,6 +110,6 @@ void memory_print(const PlannedStage *stages, int n, uint64_t limit, FILE *out) 
     fprintf(out, "%-8s %9.1f %9.1f %9.1f %9.1f %9.1f %11.1f %9.1f %9.1f\n", stages[i].name,
             (double)m.weights / mib, (double)m.moments / mib, (double)m.gradients / mib,
             (double)m.ema / mib, (double)m.gathered / mib, (double)m.activations / mib,
-            (double)m.kv_cache / mib, (double)m.total / mib);
+            (double)(m.rollout + m.replica) / mib, (double)m.total / mib);
   }
 }

@@ -28,7 +28,12 @@ typedef struct PlannedStage {
 } PlannedStage;
 
 typedef struct MemoryNeed { /* bytes, one rank */
-  uint64_t weights, moments, gradients, ema, gathered, activations, kv_cache, total;
+  uint64_t weights, moments, gradients, ema, gathered;
+  uint64_t activations;
+  uint64_t rollout; /* KV cache and what a decode step takes */
+  uint64_t replica; /* the actor's whole weights, during the rollout */
+  uint64_t arena;   /* of the phase that needs most of it */
+  uint64_t total;
 } MemoryNeed;
 
 MemoryNeed memory_need(const PlannedStage *s);

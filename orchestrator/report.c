@@ -18,6 +18,7 @@ enum { MAX_MODELS = 8 };
 struct Report {
   Grid *grid;
   Device *device;
+  Arena *arena;
   char *dir, *metrics_path;
   FILE *metrics;         /* rank 0 */
   int64_t metrics_bytes; /* of whole lines */
@@ -58,6 +59,18 @@ static void add_traffic(Traffic *sum, const Traffic *now, const Traffic *before)
   }
 }
 
+/* Most bytes in use since the last call; the arena's reserve does not count, what is used of it
+ * does. */
+static size_t take_peak(Report *r) {
+  size_t peak = device_peak_bytes(r->device);
+  device_reset_peak(r->device);
+  if (!r->arena) return peak;
+  size_t reserve = arena_capacity(r->arena);
+  peak = (peak > reserve ? peak - reserve : 0) + arena_peak(r->arena);
+  arena_reset_peak(r->arena);
+  return peak;
+}
+
 /* Gives what has passed to the current phase. */
 static void mark(Report *r) {
   PhaseTotals *p = &r->since[r->phase];
@@ -68,9 +81,8 @@ static void mark(Report *r) {
   add_traffic(&p->traffic, &traffic, &r->mark_traffic);
   for (CollKind k = 0; k < COLL_KINDS; k++)
     p->comm_seconds += traffic.of[k].seconds - r->mark_traffic.of[k].seconds;
-  size_t peak = device_peak_bytes(r->device);
+  size_t peak = take_peak(r);
   if (peak > p->peak_bytes) p->peak_bytes = peak;
-  device_reset_peak(r->device);
   r->mark_seconds = seconds;
   r->mark_flops = flops;
   r->mark_traffic = traffic;
@@ -214,6 +226,7 @@ Report *report_open(const ReportOptions *o, Error *err) {
   Report *r = mem_zalloc(1, sizeof *r);
   r->grid = o->grid;
   r->device = o->device;
+  r->arena = o->arena;
   r->dir = mem_strdup(o->dir);
   r->metrics_path = fs_join(o->dir, "metrics.jsonl");
   r->metrics_bytes = o->metrics_bytes;

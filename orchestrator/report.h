@@ -36,6 +36,7 @@ typedef struct Report Report; /* clocks, totals, the metrics file, the step line
 typedef struct ReportOptions {
   Grid *grid;
   Device *device;
+  Arena *arena;         /* whose reserve counts only where it is used; or NULL */
   const char *dir;      /* the run directory, which exists */
   const char *progress; /* auto|bar|plain|off */
   bool measure_peak;

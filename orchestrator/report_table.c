@@ -89,6 +89,7 @@ static void print_phase(const ReportTotals *t, Phase i, double total_seconds, FI
 }
 
 static void print_traffic(const ReportTotals *t, FILE *out) {
+  if (t->ranks == 1) return; /* a rank alone moves nothing */
   fprintf(out, "\n%-16s %10s %12s %12s %9s\n", "collective", "calls", "intra MiB", "inter MiB",
           "seconds");
   for (CollKind k = 0; k < COLL_KINDS; k++) {

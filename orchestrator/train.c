@@ -84,6 +84,7 @@ static int open_report(Session *s, Error *err) {
   const Recipe *r = s->recipe;
   ReportOptions o = {.grid = s->grid,
                      .device = s->device,
+                     .arena = s->arena,
                      .dir = r->run.directory,
                      .progress = r->report.progress,
                      .measure_peak = r->report.measure_peak,
@@ -94,9 +95,18 @@ static int open_report(Session *s, Error *err) {
   return 0;
 }
 
+/* The arena in one piece, as planned: grown bit by bit it would keep up to twice what it needs. */
+static void reserve_arena(Session *s, StageKind kind) {
+  arena_trim(s->arena);
+  ArenaMark mark = arena_mark(s->arena);
+  arena_push(s->arena, s->arena_bytes[kind]);
+  arena_pop(s->arena, mark);
+}
+
 static int run_stage(Session *s, int index, Error *err) {
   const Recipe *r = s->recipe;
   snprintf(s->state.stage, sizeof s->state.stage, "%s", stage_name(r->stages[index]));
+  reserve_arena(s, r->stages[index]);
   int rc;
   switch (r->stages[index]) {
     case STAGE_SFT:

@@ -43,7 +43,7 @@ static void weights_are_counted(void **state) {
   assert_in_range(m.gradients, lm + scalar, (lm + scalar) * 11 / 10);
   assert_in_range(m.ema, lm, lm * 11 / 10);
   uint64_t stays = m.weights + m.moments + m.gradients + m.ema + m.gathered;
-  uint64_t phase = m.activations > m.kv_cache ? m.activations : m.kv_cache;
+  uint64_t phase = m.activations > m.rollout ? m.activations : m.rollout;
   assert_int_equal(m.total, stays + phase); /* the two phases share, they do not add up */
 }
 
@@ -53,9 +53,9 @@ static void the_cache_is_whole_pages(void **state) {
   assert_int_equal(memory_kv_tokens(&s), 64 * 112); /* 100 tokens: 7 pages of 16 */
   MemoryNeed more = memory_need(&s);
   s.rollout_rows = 0;
-  assert_int_equal(memory_need(&s).kv_cache, 0);
+  assert_int_equal(memory_need(&s).rollout, 0);
   /* keys and values of 3 layers, 2 heads of 16 */
-  assert_true(more.kv_cache > 64u * 112 * 2 * 4 * 3 * 2 * 16);
+  assert_true(more.rollout > 64u * 112 * 2 * 4 * 3 * 2 * 16);
 }
 
 static void the_largest_that_fits_fits(void **state) {

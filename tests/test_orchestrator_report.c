@@ -25,7 +25,11 @@ static Rig rig_open(const char *name, int64_t metrics_bytes) {
   rig.grid = grid_create(0, &err);
   rig.device = device_open(DEVICE_CPU, 1, &err);
   assert_non_null(rig.device);
-  ReportOptions o = {rig.grid, rig.device, rig.dir, "off", false, metrics_bytes};
+  ReportOptions o = {.grid = rig.grid,
+                     .device = rig.device,
+                     .dir = rig.dir,
+                     .progress = "off",
+                     .metrics_bytes = metrics_bytes};
   rig.report = report_open(&o, &err);
   assert_string_equal(err.msg, "");
   return rig;
@@ -183,7 +187,11 @@ static void a_shortened_file_is_refused(void **state) {
   (void)state;
   Rig rig = rig_open("short", 0);
   Error err = {""};
-  ReportOptions o = {rig.grid, rig.device, rig.dir, "off", false, 100};
+  ReportOptions o = {.grid = rig.grid,
+                     .device = rig.device,
+                     .dir = rig.dir,
+                     .progress = "off",
+                     .metrics_bytes = 100};
   assert_null(report_open(&o, &err));
   assert_non_null(strstr(err.msg, "metrics.jsonl"));
   rig_close(&rig);
