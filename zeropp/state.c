@@ -97,11 +97,12 @@ int zeropp_save_state(ZeroPP *z, const char *path, Error *err) {
   StWriter *w = stw_begin(path);
   add_entries(z, w);
   int rc = comm_agree(all, root ? stw_create(w, err) : 0, err);
+  bool created = rc == 0;
   if (rc == 0) rc = comm_agree(all, stw_open(w, err), err);
   if (rc == 0) rc = comm_agree(all, write_pieces(z, w, err), err);
   int closed = stw_close(w, rc ? NULL : err);
   rc = comm_agree(all, rc ? rc : closed, err);
-  if (rc && root) remove(path);
+  if (rc && created && root) remove(path);
   return rc;
 }
 
