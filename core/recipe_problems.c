@@ -123,11 +123,14 @@ int problems_report(Problems *p, Error *err) {
   return -1;
 }
 
-/* Bytes of the UTF-8 character that starts at s; 1 for what is none. */
+/* Bytes of the UTF-8 character that starts at s; 0 for what is none. */
 static size_t utf8_len(const char *s, size_t left) {
   unsigned char c = (unsigned char)s[0];
-  size_t n = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 1;
-  return n <= left ? n : 1;
+  size_t n = c < 0x80 ? 1 : c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 0;
+  if (n > left) return 0;
+  for (size_t i = 1; i < n; i++)
+    if (((unsigned char)s[i] & 0xC0) != 0x80) return 0;
+  return n;
 }
 
 Quoted text_quote(const char *s, size_t len) {
@@ -137,13 +140,13 @@ Quoted text_quote(const char *s, size_t len) {
   while (i < len && i < MOST) {
     unsigned char c = (unsigned char)s[i];
     size_t n = utf8_len(s + i, len - i);
-    if (c < 0x20 || c == 0x7F) {
+    if (!n || c < 0x20 || c == 0x7F) {
       used += (size_t)snprintf(q.s + used, sizeof q.s - used, "\\x%02X", c);
     } else {
       memcpy(q.s + used, s + i, n);
       used += n;
     }
-    i += n;
+    i += n ? n : 1;
   }
   snprintf(q.s + used, sizeof q.s - used, "\"%s", i < len ? "..." : "");
   return q;
