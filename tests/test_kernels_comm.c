@@ -159,8 +159,8 @@ static void check_all_reduce(Comm *c) {
   for (int r = 1; r < n; r++) sum += terms[r % 4];
   comm_all_reduce_f64(c, x, 3, false);
   assert_true(x[0] == sum);
-  assert_true(x[1] == n * (n - 1) / 2);
-  assert_true(x[2] == -n * (n - 1) / 2);
+  assert_true(2 * x[1] == n * (n - 1));
+  assert_true(2 * x[2] == -n * (n - 1));
   double y[2] = {me == n / 2 ? 9 : -me, -1 - me};
   comm_all_reduce_f64(c, y, 2, true);
   assert_true(y[0] == 9 && y[1] == -1);
