@@ -141,6 +141,12 @@ static void anchors_hold(void **state) {
   assert_true(r->optimizer.critic.lr == 2e-4 && r->optimizer.critic.weight_decay == 0.1);
   assert_string_equal(r->optimizer.critic.schedule, "linear");
   recipe_free(r);
+  snprintf(text, sizeof text, "%srewards:\n- &t {kind: length, target: 5}\n- *t\n", base);
+  set = "rewards.0.target=6";
+  r = must(text, &set, 1);
+  assert_int_equal(r->rewards[0].target, 6);
+  assert_int_equal(r->rewards[1].target, 5);
+  recipe_free(r);
 }
 
 /* ---- errors ---- */
