@@ -86,7 +86,8 @@ json_t *json_read(const char *path, Error *err) {
   return v;
 }
 
-static const char *type_name(const json_t *v) {
+const char *json_type_name(const json_t *v) {
+  if (!v) return "nothing";
   switch (json_typeof(v)) {
     case JSON_OBJECT:
       return "an object";
@@ -109,15 +110,15 @@ static const char *type_name(const json_t *v) {
 
 static int wrong_type(const json_t *v, const char *key, const char *file, const char *expected,
                       Error *err) {
-  return error_set(err, "%s: \"%s\" is %s; expected %s", file, key, type_name(v), expected);
+  return error_set(err, "%s: \"%s\" is %s; expected %s", file, key, json_type_name(v), expected);
 }
 
 /* 1: *v is the member; 0: absent or null; -1: obj is no object. */
 static int member(const json_t *obj, const char *key, const char *file, const json_t **v,
                   Error *err) {
   if (!json_is_object(obj))
-    return error_set(err, "%s: found %s; expected an object with \"%s\"", file,
-                     obj ? type_name(obj) : "nothing", key);
+    return error_set(err, "%s: found %s; expected an object with \"%s\"", file, json_type_name(obj),
+                     key);
   *v = json_object_get(obj, key);
   return *v && !json_is_null(*v);
 }

@@ -19,6 +19,9 @@ json_t *json_parse_unique(const char *text, size_t len, const char *name, Error 
 /* As json_parse for text that stands at a line of a larger file. */
 json_t *json_parse_at(const char *text, size_t len, const char *name, int64_t line, Error *err);
 
+/* "a string", "an object", ...; "nothing" for NULL. */
+const char *json_type_name(const json_t *v);
+
 /* Typed access with errors that name the file and the key. *_or take a default when the key is
  * absent or null; a wrong type or a value out of [lo, hi] is an error in both. */
 int json_get_i64(const json_t *obj, const char *key, const char *file, int64_t lo, int64_t hi,

@@ -1,0 +1,85 @@
+/* SFT examples: raw texts, prompts with completions, or conversations whose last answer is learnt.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "orchestrator/data.h"
+
+/* The turns of a record, the answer last. */
+static int read_dialogue(const Loader *l, const Record *r, Dialogue *d, Error *err) {
+  const DataSource *data = l->data;
+  json_t *messages = field_find(r, data->messages_field),
+         *prompt = field_find(r, data->prompt_field);
+  if (messages) return field_turns(r, data->messages_field, messages, BY_USER, d, err);
+  json_t *completion = field_need(r, data->completion_field, err);
+  if (!completion || field_turns(r, data->prompt_field, prompt, BY_USER, d, err)) return -1;
+  return field_turns(r, data->completion_field, completion, BY_ASSISTANT, d, err);
+}
+
+/* 1: an example, whose first `prompt` tokens are given; 0: it is empty. */
+static int make_example(const Loader *l, const Record *r, TokenList *out, int *prompt, Error *err) {
+  const DataSource *data = l->data;
+  *prompt = 0;
+  if (r->kind != SOURCE_JSON) return loader_text(l, r, r->text, r->len, out, err);
+  if (field_find(r, data->messages_field) || field_find(r, data->prompt_field)) {
+    Dialogue d = {NULL, 0};
+    int got = read_dialogue(l, r, &d, err) ? -1 : loader_dialogue(l, r, &d, out, prompt, err);
+    dialogue_free(&d);
+    return got;
+  }
+  json_t *text = field_find(r, data->text_field);
+  if (!text) return loader_missing(l, r, true, err);
+  if (!json_is_string(text)) return field_wrong(r, data->text_field, text, "a text", err);
+  return loader_text(l, r, json_string_value(text), json_string_length(text), out, err);
+}
+
+static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *seq, Error *err) {
+  int prompt, got = make_example(l, r, seq, &prompt, err);
+  if (got < 0) return -1;
+  if (got == 0 || seq->n < 2) return loader_drop_empty(l, r, "the answer", err);
+  int keep = loader_length(l, r, seq->n, err);
+  if (keep <= 0) return keep;
+  if (keep == 2) {
+    int limit = (int)l->limit, left = cut_keep(prompt, seq->n - prompt, limit);
+    cut_sequence(seq, prompt, left, limit, tokenizer_bos(l->tokenizer));
+    prompt = left;
+  }
+  bool all = !strcmp(l->recipe->sft.loss_on, "all");
+  token_list_push(&pool->from, all || prompt < 1 ? 1 : prompt);
+  pool->n++;
+  return pool_add(pool, seq, r->place, err);
+}
+
+static SftSet take(const Pool *pool, const bool *held, bool want) {
+  SftSet s = {0};
+  int32_t *ids;
+  s.n = pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
+  s.loss_from = mem_alloc((size_t)s.n, sizeof *s.loss_from);
+  for (int i = 0; i < s.n; i++) s.loss_from[i] = pool->from.v[ids[i]];
+  free(ids);
+  return s;
+}
+
+int data_load_sft(const Recipe *r, const Tokenizer *t, SftSet *train, SftSet *held_out,
+                  DataReport *rep, Error *err) {
+  Loader l;
+  Pool pool = {.width = 1};
+  *train = *held_out = (SftSet){0};
+  if (loader_init(&l, r, t, &r->data.sft, "data.sft", rep, err)) return -1;
+  int rc = loader_run(&l, &pool, add_record, err);
+  if (rc == 0) {
+    bool *held = pool_held(&pool, (uint64_t)r->run.seed, "sft", r->data.sft.held_out);
+    *train = take(&pool, held, false);
+    *held_out = take(&pool, held, true);
+    free(held);
+  }
+  pool_free(&pool);
+  return rc;
+}
+
+void sft_set_free(SftSet *s) {
+  token_list_free(&s->tokens);
+  free(s->offsets);
+  free(s->loss_from);
+  *s = (SftSet){0};
+}
