@@ -107,7 +107,7 @@ static int check_greedy(Parity *p, Model *m, Error *err) {
   int64_t n;
   int32_t *want = parity_i32(p, "greedy", &n);
   if (n <= PROMPT) die("%s/reference.safetensors: greedy has %lld tokens", p->dir, (long long)n);
-  GenParams params = {.sample = {.greedy = true}, .max_new_tokens = (int)n - PROMPT};
+  GenParams params = {.sample = {.greedy = true, .top_p = 1}, .max_new_tokens = (int)n - PROMPT};
   GenRequest request = {.prompt = want, .prompt_len = PROMPT};
   GenResult result = {0};
   int rc = generate(m, &params, &request, 1, &result, NULL, err);
