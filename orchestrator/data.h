@@ -112,26 +112,27 @@ int cut_keep(int prompt, int answer, int limit);
 void cut_sequence(TokenList *seq, int prompt, int keep, int limit, int bos);
 
 /* ---- pool: all examples of a file, before the split ---- */
-typedef struct Pool {
+typedef struct DataPool {
   int n, width;          /* examples, of so many sequences each */
   TokenList tokens;      /* packed */
   TokenList offsets;     /* [n * width + 1] */
   TokenList from;        /* sft: loss_from [n] */
   float *margins;        /* pairs [n] */
   char **text, **answer; /* prompts [n], owned until taken; answer[i] may be NULL */
-} Pool;
-int pool_add(Pool *p, const TokenList *seq, const char *place, Error *err); /* one sequence */
+} DataPool;
+int data_pool_add(DataPool *p, const TokenList *seq, const char *place,
+                  Error *err); /* one sequence */
 /* Which examples are held out: round(n * fraction) of them by a seeded shuffle; at least one and
  * not all where fraction > 0 and n > 1. The caller frees. */
-bool *pool_held(const Pool *p, uint64_t seed, const char *name, double fraction);
+bool *data_pool_held(const DataPool *p, uint64_t seed, const char *name, double fraction);
 /* Copies the examples with held[i] == want, in their order; ids gets their indices. */
-int pool_take(const Pool *p, const bool *held, bool want, TokenList *tokens, int32_t **offsets,
-              int32_t **ids);
-void pool_free(Pool *p);
+int data_pool_take(const DataPool *p, const bool *held, bool want, TokenList *tokens,
+                   int32_t **offsets, int32_t **ids);
+void data_pool_free(DataPool *p);
 
 /* Reads the loader's file: `add` gets every record and an empty sequence to use, and adds to the
  * pool what it makes of it. An error when nothing is left in the end. */
-typedef int (*AddRecord)(Loader *l, const Record *r, Pool *pool, TokenList *seq, Error *err);
-int loader_run(Loader *l, Pool *pool, AddRecord add, Error *err);
+typedef int (*AddRecord)(Loader *l, const Record *r, DataPool *pool, TokenList *seq, Error *err);
+int loader_run(Loader *l, DataPool *pool, AddRecord add, Error *err);
 
 #endif

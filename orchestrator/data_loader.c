@@ -117,7 +117,7 @@ static int nothing_left(const Loader *l, Error *err) {
                    l->limit_name, (long long)l->limit, (long long)l->empty, (long long)l->same);
 }
 
-int loader_run(Loader *l, Pool *pool, AddRecord add, Error *err) {
+int loader_run(Loader *l, DataPool *pool, AddRecord add, Error *err) {
   Source *source = source_open(l->data, err);
   if (!source) return -1;
   Record r;

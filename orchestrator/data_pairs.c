@@ -82,8 +82,8 @@ static void cut_pair(const Loader *l, TokenList *a, TokenList *b) {
   cut_sequence(b, prompt, keep, limit, bos);
 }
 
-static int add_pair(Loader *l, const Record *r, Pool *pool, TokenList *chosen, TokenList *rejected,
-                    float margin, Error *err) {
+static int add_pair(Loader *l, const Record *r, DataPool *pool, TokenList *chosen,
+                    TokenList *rejected, float margin, Error *err) {
   int longer = chosen->n > rejected->n ? chosen->n : rejected->n;
   int keep = loader_length(l, r, longer, err);
   if (keep <= 0) return keep;
@@ -95,10 +95,12 @@ static int add_pair(Loader *l, const Record *r, Pool *pool, TokenList *chosen, T
   }
   pool->margins = mem_grow(pool->margins, (size_t)pool->n + 1, sizeof *pool->margins);
   pool->margins[pool->n++] = margin;
-  return pool_add(pool, chosen, r->place, err) || pool_add(pool, rejected, r->place, err) ? -1 : 0;
+  return data_pool_add(pool, chosen, r->place, err) || data_pool_add(pool, rejected, r->place, err)
+             ? -1
+             : 0;
 }
 
-static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *chosen, Error *err) {
+static int add_record(Loader *l, const Record *r, DataPool *pool, TokenList *chosen, Error *err) {
   Dialogue before = {NULL, 0};
   TokenList rejected = {0};
   float margin;
@@ -117,10 +119,10 @@ static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *chosen,
   return got;
 }
 
-static PairSet take(const Pool *pool, const bool *held, bool want) {
+static PairSet take(const DataPool *pool, const bool *held, bool want) {
   PairSet s = {0};
   int32_t *ids;
-  s.n = pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
+  s.n = data_pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
   s.margins = mem_alloc((size_t)s.n, sizeof *s.margins);
   for (int i = 0; i < s.n; i++) s.margins[i] = pool->margins[ids[i]];
   free(ids);
@@ -130,17 +132,18 @@ static PairSet take(const Pool *pool, const bool *held, bool want) {
 int data_load_pairs(const Recipe *r, const Tokenizer *t, PairSet *train, PairSet *held_out,
                     DataReport *rep, Error *err) {
   Loader l;
-  Pool pool = {.width = 2};
+  DataPool pool = {.width = 2};
   *train = *held_out = (PairSet){0};
   if (loader_init(&l, r, t, &r->data.preference, "data.preference", rep, err)) return -1;
   int rc = loader_run(&l, &pool, add_record, err);
   if (rc == 0) {
-    bool *held = pool_held(&pool, (uint64_t)r->run.seed, "preference", r->data.preference.held_out);
+    bool *held =
+        data_pool_held(&pool, (uint64_t)r->run.seed, "preference", r->data.preference.held_out);
     *train = take(&pool, held, false);
     *held_out = take(&pool, held, true);
     free(held);
   }
-  pool_free(&pool);
+  data_pool_free(&pool);
   return rc;
 }
 

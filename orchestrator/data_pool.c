@@ -9,7 +9,7 @@
 
 enum { MAX_TOKENS = 1 << 30 }; /* offsets are 32 bits */
 
-int pool_add(Pool *p, const TokenList *seq, const char *place, Error *err) {
+int data_pool_add(DataPool *p, const TokenList *seq, const char *place, Error *err) {
   if (p->offsets.n == 0) token_list_push(&p->offsets, 0);
   if (seq->n > MAX_TOKENS - p->tokens.n)
     return error_set(err, "%s: the data set passes 2^30 tokens here; expected max_records", place);
@@ -18,7 +18,7 @@ int pool_add(Pool *p, const TokenList *seq, const char *place, Error *err) {
   return 0;
 }
 
-bool *pool_held(const Pool *p, uint64_t seed, const char *name, double fraction) {
+bool *data_pool_held(const DataPool *p, uint64_t seed, const char *name, double fraction) {
   bool *held = mem_zalloc((size_t)p->n, sizeof *held);
   int n = (int)lround(p->n * fraction);
   if (n == 0 && fraction > 0) n = 1;
@@ -30,8 +30,8 @@ bool *pool_held(const Pool *p, uint64_t seed, const char *name, double fraction)
   return held;
 }
 
-int pool_take(const Pool *p, const bool *held, bool want, TokenList *tokens, int32_t **offsets,
-              int32_t **ids) {
+int data_pool_take(const DataPool *p, const bool *held, bool want, TokenList *tokens,
+                   int32_t **offsets, int32_t **ids) {
   TokenList out_offsets = {0}, out_ids = {0};
   token_list_push(&out_offsets, 0);
   for (int i = 0; i < p->n; i++) {
@@ -48,7 +48,7 @@ int pool_take(const Pool *p, const bool *held, bool want, TokenList *tokens, int
   return out_ids.n;
 }
 
-void pool_free(Pool *p) {
+void data_pool_free(DataPool *p) {
   for (int i = 0; i < p->n; i++) {
     if (p->text) free(p->text[i]);
     if (p->answer) free(p->answer[i]);
@@ -59,7 +59,7 @@ void pool_free(Pool *p) {
   free(p->margins);
   free((void *)p->text);
   free((void *)p->answer);
-  *p = (Pool){.n = 0};
+  *p = (DataPool){.n = 0};
 }
 
 /* A Feistel network over the smallest 4^k >= n, entered again until the result lies in range: a

@@ -94,16 +94,16 @@ static int cut_prompt(const Loader *l, Prompt *p, Error *err) {
   return 0;
 }
 
-static int pool_prompt(Pool *pool, const Record *r, const Prompt *p, char *answer, Error *err) {
+static int pool_prompt(DataPool *pool, const Record *r, const Prompt *p, char *answer, Error *err) {
   size_t n = (size_t)pool->n + 1;
   pool->text = mem_grow((void *)pool->text, n, sizeof *pool->text);
   pool->answer = mem_grow((void *)pool->answer, n, sizeof *pool->answer);
   pool->text[pool->n] = mem_printf("%.*s", (int)p->shown.len, p->shown.text);
   pool->answer[pool->n++] = answer;
-  return pool_add(pool, p->tokens, r->place, err);
+  return data_pool_add(pool, p->tokens, r->place, err);
 }
 
-static int add_prompt(Loader *l, const Record *r, Pool *pool, Prompt *p, Error *err) {
+static int add_prompt(Loader *l, const Record *r, DataPool *pool, Prompt *p, Error *err) {
   if (text_is_blank(p->shown.text, p->shown.len) || p->tokens->n == 0)
     return loader_drop_empty(l, r, "the prompt", err);
   char *answer;
@@ -115,7 +115,7 @@ static int add_prompt(Loader *l, const Record *r, Pool *pool, Prompt *p, Error *
   return keep;
 }
 
-static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *seq, Error *err) {
+static int add_record(Loader *l, const Record *r, DataPool *pool, TokenList *seq, Error *err) {
   Prompt p = {.tokens = seq};
   int rc;
   if (r->kind == SOURCE_JSON)
@@ -128,10 +128,10 @@ static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *seq, Er
   return rc;
 }
 
-static PromptSet take(Pool *pool, const bool *held, bool want, bool answers) {
+static PromptSet take(DataPool *pool, const bool *held, bool want, bool answers) {
   PromptSet s = {0};
   int32_t *ids;
-  s.n = pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
+  s.n = data_pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
   s.text = mem_alloc((size_t)s.n, sizeof *s.text);
   if (answers) s.answer = mem_alloc((size_t)s.n, sizeof *s.answer);
   for (int i = 0; i < s.n; i++) {
@@ -148,7 +148,7 @@ static PromptSet take(Pool *pool, const bool *held, bool want, bool answers) {
 int data_load_prompts(const Recipe *r, const Tokenizer *t, PromptSet *train, PromptSet *held_out,
                       DataReport *rep, Error *err) {
   Loader l;
-  Pool pool = {.width = 1};
+  DataPool pool = {.width = 1};
   const DataSource *data = &r->data.prompts;
   *train = *held_out = (PromptSet){0};
   if (loader_init(&l, r, t, data, "data.prompts", rep, err)) return -1;
@@ -156,12 +156,12 @@ int data_load_prompts(const Recipe *r, const Tokenizer *t, PromptSet *train, Pro
   l.limit_name = "rollout.max_prompt_tokens";
   int rc = loader_run(&l, &pool, add_record, err);
   if (rc == 0) {
-    bool *held = pool_held(&pool, (uint64_t)r->run.seed, "prompts", data->held_out);
+    bool *held = data_pool_held(&pool, (uint64_t)r->run.seed, "prompts", data->held_out);
     *train = take(&pool, held, false, data->answer_field[0]);
     *held_out = take(&pool, held, true, data->answer_field[0]);
     free(held);
   }
-  pool_free(&pool);
+  data_pool_free(&pool);
   return rc;
 }
 

@@ -33,7 +33,7 @@ static int make_example(const Loader *l, const Record *r, TokenList *out, int *p
   return loader_text(l, r, json_string_value(text), json_string_length(text), out, err);
 }
 
-static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *seq, Error *err) {
+static int add_record(Loader *l, const Record *r, DataPool *pool, TokenList *seq, Error *err) {
   int prompt, got = make_example(l, r, seq, &prompt, err);
   if (got < 0) return -1;
   if (got == 0 || seq->n < 2) return loader_drop_empty(l, r, "the answer", err);
@@ -47,13 +47,13 @@ static int add_record(Loader *l, const Record *r, Pool *pool, TokenList *seq, Er
   bool all = !strcmp(l->recipe->sft.loss_on, "all");
   token_list_push(&pool->from, all || prompt < 1 ? 1 : prompt);
   pool->n++;
-  return pool_add(pool, seq, r->place, err);
+  return data_pool_add(pool, seq, r->place, err);
 }
 
-static SftSet take(const Pool *pool, const bool *held, bool want) {
+static SftSet take(const DataPool *pool, const bool *held, bool want) {
   SftSet s = {0};
   int32_t *ids;
-  s.n = pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
+  s.n = data_pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
   s.loss_from = mem_alloc((size_t)s.n, sizeof *s.loss_from);
   for (int i = 0; i < s.n; i++) s.loss_from[i] = pool->from.v[ids[i]];
   free(ids);
@@ -63,17 +63,17 @@ static SftSet take(const Pool *pool, const bool *held, bool want) {
 int data_load_sft(const Recipe *r, const Tokenizer *t, SftSet *train, SftSet *held_out,
                   DataReport *rep, Error *err) {
   Loader l;
-  Pool pool = {.width = 1};
+  DataPool pool = {.width = 1};
   *train = *held_out = (SftSet){0};
   if (loader_init(&l, r, t, &r->data.sft, "data.sft", rep, err)) return -1;
   int rc = loader_run(&l, &pool, add_record, err);
   if (rc == 0) {
-    bool *held = pool_held(&pool, (uint64_t)r->run.seed, "sft", r->data.sft.held_out);
+    bool *held = data_pool_held(&pool, (uint64_t)r->run.seed, "sft", r->data.sft.held_out);
     *train = take(&pool, held, false);
     *held_out = take(&pool, held, true);
     free(held);
   }
-  pool_free(&pool);
+  data_pool_free(&pool);
   return rc;
 }
 
