@@ -1,0 +1,296 @@
+#!/usr/bin/env bash
+# rlhf train, check and report from the outside: a tiny random model through all three stages; the
+# same on 1, 2, 3 and 4 ranks; killed and resumed; and everything that must be refused.
+set -u
+rlhf=$RLHF_BIN
+demo=$PWD/recipes/demo
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp" || exit 1
+number=0
+
+# ok NAME COMMAND...: a TAP line by the command's exit status
+ok() {
+  local name=$1
+  shift
+  number=$((number + 1))
+  if "$@"; then
+    echo "ok $number - $name"
+  else
+    echo "not ok $number - $name"
+    tail -n 15 err 2>/dev/null | sed 's/^/# /'
+  fi
+}
+
+cat >tiny.yaml <<EOF
+run: {directory: run, seed: 3, threads: 1}
+tokenizer: {path: $demo/tokenizer.model}
+models:
+  actor:
+    init: {hidden_size: 36, layers: 2, heads: 3, ffn: 50, max_positions: 96, init_std: 0.1}
+data:
+  sft: {path: $demo/sft.jsonl, max_records: 60, max_tokens: 80}
+  preference: {path: $demo/pairs.jsonl, max_records: 30, max_tokens: 80}
+  prompts: {path: $demo/prompts.jsonl, max_records: 60, held_out: 0.15}
+stages: [sft, reward, ppo]
+sft: {steps: 5, eval_every: 3}
+reward: {steps: 5, eval_every: 3}
+batch: {sft: 7, reward: 5, micro_tokens: 150}
+rollout: {prompts_per_step: 9, max_new_tokens: 12, max_prompt_tokens: 60}
+ppo:
+  {steps: 4, epochs: 2, minibatches: 3, kl_controller: adaptive, missing_eos_penalty: 0.5,
+   normalize_scores: true, eval_every: 2, eval_prompts: 5, ema_decay: 0.9, critic_warmup_steps: 1}
+rewards:
+  - {kind: model, weight: 1}
+  - {kind: length, weight: 0.5, target: 6}
+  - {kind: words, weight: 0, words: [the, fox]}
+optimizer:
+  sft: {lr: 3.0e-3, warmup_steps: 2}
+  reward: {lr: 3.0e-3}
+  actor: {lr: 1.0e-3}
+  critic: {lr: 3.0e-3}
+checkpoint: {every: 2}
+report: {measure_peak: false}
+EOF
+
+# train RANKS DIRECTORY ARGUMENT...: output in out and err
+train() {
+  local ranks=$1 dir=$2
+  shift 2
+  if [ "$ranks" = 1 ]; then
+    "$rlhf" train tiny.yaml --set "run.directory=$dir" "$@" >out 2>err
+  else
+    mpirun -n "$ranks" --bind-to none "$rlhf" train tiny.yaml --set "run.directory=$dir" "$@" >out 2>err
+  fi
+}
+
+# The part of each line that two equal runs must share: what follows is time and machine.
+figures() { sed 's/,"seconds":.*/}/' "$1/metrics.jsonl"; }
+
+# same_to TOLERANCE A B: equal lines, numbers equal to tolerance * max(1, |a|)
+same_to() {
+  paste -d '\n' <(figures "$2" | tr -d '{}"') <(figures "$3" | tr -d '{}"') | awk -F, -v tol="$1" '
+    NR % 2 { n = split($0, first, ","); next }
+    {
+      if (NF != n) { print "# fields differ: " $0; bad = 1; exit }
+      for (i = 1; i <= n; i++) {
+        split(first[i], a, ":"); split($i, b, ":")
+        d = a[2] - b[2]; if (d < 0) d = -d
+        size = a[2] < 0 ? -a[2] : a[2]; if (size < 1) size = 1
+        numeric = a[2] ~ /^[-+0-9.eE]+$/
+        if (a[1] != b[1] || (numeric && !(d <= tol * size)) || (!numeric && a[2] != b[2])) {
+          print "# " first[i] " and " $i; bad = 1
+        }
+      }
+      lines++
+    }
+    END { exit bad || lines == 0 }'
+}
+
+# Bit for bit: figures, samples and weights.
+same_run() {
+  cmp <(figures "$1") <(figures "$2") && diff -r "$1/samples" "$2/samples" &&
+    for model in sft reward actor critic; do
+      [ -e "$1/$model" ] || continue
+      cmp "$1/$model/model.safetensors" "$2/$model/model.safetensors" || return 1
+    done
+}
+
+# fails TEXT COMMAND...: exit status 1, the text in exactly one line of err, no crash
+fails() {
+  local text=$1 status
+  shift
+  "$@"
+  status=$?
+  [ "$status" = 1 ] || { echo "# exit status $status"; return 1; }
+  [ "$(grep -c -- "$text" err)" = 1 ] || { echo "# not once: $text"; return 1; }
+  ! grep -qE 'Sanitizer|broken contract|signal' err
+}
+
+wait_for() { # FILE
+  for _ in $(seq 1200); do
+    [ -e "$1" ] && return 0
+    sleep 0.02
+  done
+  return 1
+}
+
+# ---- all three stages ----
+
+whole_run() {
+  train 1 one || return 1
+  for f in recipe.yaml metrics.jsonl report.json sft/model.safetensors reward/config.json \
+    actor/tokenizer.model critic/model.safetensors samples/step_000004.jsonl; do
+    [ -s "one/$f" ] || { echo "# no $f"; return 1; }
+  done
+  [ "$(wc -l <one/metrics.jsonl)" = 17 ] # 14 steps, and one line before the first of each stage
+}
+ok "sft, reward and ppo on one rank" whole_run
+
+numbers_make_sense() {
+  figures one | awk '
+    /"stage":"ppo"/ && !/"step":0,/ {
+      n++
+      split($0, x, "\"first_ratio_deviation\":"); split(x[2], y, ",")
+      if (y[1] != "null" && !(y[1] <= 1e-5)) bad = 1   # the update starts from the rollout policy
+      split($0, x, "\"gap_max\":"); split(x[2], y, ",")
+      if (!(y[1] <= 1e-5)) bad = 1                     # sampled and recomputed log-probs agree
+    }
+    END { exit bad || n != 4 }' &&
+    grep -q '"step":1,.*"actor_updates":0,.*"critic_updates":6' one/metrics.jsonl # warm-up
+}
+ok "ratios start at 1, rollout and update agree, the critic warms up alone" numbers_make_sense
+
+phases_add_up() {
+  sed 's/.*"seconds":{//; s/}.*//; s/"//g' one/metrics.jsonl | awk -F, '
+    {
+      sum = 0
+      for (i = 1; i <= NF; i++) { split($i, x, ":"); if (x[1] == "step") step = x[2]; else sum += x[2] }
+      if (!(sum > 0.98 * step && sum < 1.02 * step)) bad = 1
+    }
+    END { exit bad || NR == 0 }'
+}
+ok "the phases of a step add up to it" phases_add_up
+
+report_again() { "$rlhf" report one | cmp - out; }
+ok "rlhf report prints the table again" report_again
+
+within_plan() {
+  awk '/^memory plan/ { on = 1 } on && $1 ~ /^(sft|reward|ppo)$/ && NF == 9 { if ($NF > most) most = $NF }
+       /^total / { peak = $NF } END { exit !(peak > 0 && most > 0 && peak <= most + 0.1) }' err out
+}
+ok "peak memory stays within the plan" within_plan
+
+for n in 2 3 4; do
+  ranks() { train "$n" "ranks$n" && same_to 1e-5 one "ranks$n"; }
+  ok "the same on $n ranks to 1e-5" ranks
+done
+nodes() { train 4 nodes --set zeropp.ranks_per_node=2 && same_to 1e-5 one nodes && grep -q inter out; }
+ok "the same on 2 nodes of 2 ranks" nodes
+
+micro() { train 1 micro --set batch.micro_tokens=40 --set zeropp.recompute=full && same_to 1e-5 one micro; }
+ok "the same with other micro-batches and recomputation" micro
+
+# ---- run directories ----
+
+in_use() { fails 'one: not empty' train 1 one && [ "$(wc -l <one/metrics.jsonl)" = 17 ]; }
+ok "a directory in use is refused" in_use
+ended() { train 1 one --resume && grep -q 'has ended already' err; }
+ok "resuming an ended run says so" ended
+ok "nothing to resume is an error" fails 'nothing to resume' train 1 nowhere --resume
+again() { train 1 one --set run.overwrite=true --set stages='[sft]' && [ ! -e one/actor ]; }
+ok "run.overwrite starts anew" again
+unwritable() { fails 'tiny.yaml/run' train 1 tiny.yaml/run; }
+ok "an impossible directory is refused" unwritable
+
+# ---- killed and resumed ----
+
+# Each evaluation of the rewards takes a tenth of a second, so that a kill hits the middle.
+slow() { # RANKS DIRECTORY ARGUMENT...
+  train "$@" --set 'rewards=[{kind: model}, {kind: command, command: "sleep 0.1; awk \"{print length}\""}]' \
+    --set ppo.steps=8 --set ppo.eval_every=4
+}
+
+pid_of() { # a process that runs rlhf itself in this directory; mpirun is none
+  local p
+  for p in /proc/[0-9]*; do
+    [ "$(readlink "$p/exe" 2>/dev/null)" = "$(readlink -f "$rlhf")" ] || continue
+    tr '\0' '\n' <"$p/cmdline" 2>/dev/null | grep -qx "run.directory=$1" && echo "${p#/proc/}"
+  done | tail -n 1
+}
+
+killed_at() { # DIRECTORY CHECKPOINT COMMAND...: true when it was killed before its end
+  local dir=$1 checkpoint=$2 job
+  shift 2
+  "$@" &
+  job=$!
+  wait_for "$dir/checkpoints/$checkpoint" && kill -9 "$(pid_of "$dir")"
+  wait "$job" 2>/dev/null # bash says that it was killed, on its own stderr
+  [ ! -e "$dir/actor" ]
+}
+
+ppo_resume() { # RANKS
+  local n=$1
+  slow "$n" "plain$n" || return 1
+  killed_at "cut$n" step_000012 slow "$n" "cut$n" || { echo "# not killed in time"; return 1; }
+  rm -rf "copy$n" && cp -r "cut$n" "copy$n"
+  slow "$n" "cut$n" --resume && same_run "plain$n" "cut$n"
+}
+ok "killed in ppo and resumed: bit for bit, 1 rank" ppo_resume 1
+ok "killed in ppo and resumed: bit for bit, 2 ranks" ppo_resume 2
+other_ranks() { slow 3 copy2 --resume && same_to 1e-5 plain2 copy2; }
+ok "resumed on another number of ranks" other_ranks
+half_written() {
+  mkdir copy1/checkpoints/step_000099 copy1/checkpoints/step_000098.tmp &&
+    slow 1 copy1 --resume && grep -q 'not whole' err && same_run plain1 copy1
+}
+ok "a half-written checkpoint is passed over" half_written
+
+sft_only() { train 1 "$@" --set stages='[sft]' --set sft.steps=150 --set checkpoint.every=10; }
+sft_resume() {
+  sft_only sft_plain || return 1
+  killed_at sft_cut step_000010 sft_only sft_cut || return 1
+  [ ! -e sft_cut/sft ] || { echo "# not killed in time"; return 1; }
+  sft_only sft_cut --resume && same_run sft_plain sft_cut
+}
+ok "killed in sft and resumed: bit for bit" sft_resume
+boundary_kept() { train 1 first --set stages='[sft, reward]' && [ -d first/checkpoints/step_000010 ]; }
+ok "the end of a stage is a checkpoint" boundary_kept
+only_kept() { [ "$(ls plain1/checkpoints | wc -l)" = 2 ]; }
+ok "only the newest checkpoints are kept" only_kept
+
+# ---- what must be refused ----
+
+bad_command() {
+  fails 'exit.* 3' train 2 bad --set 'rewards=[{kind: model}, {kind: command, command: "exit 3"}]' &&
+    [ ! -e bad/actor ]
+}
+ok "a failing reward command ends the run with one error" bad_command
+broken() {
+  sed 's/steps: 4/steps: many/; s/lr: 1.0e-3/lr: -1/' tiny.yaml >broken.yaml
+  "$rlhf" train broken.yaml --set run.directory=broken >out 2>err
+  [ $? = 1 ] && grep -q 'broken.yaml:[0-9]*:[0-9]*: ppo.steps' err &&
+    grep -q 'broken.yaml:[0-9]*:[0-9]*: optimizer.actor.lr' err && [ ! -e broken ]
+}
+ok "a broken recipe writes nothing" broken
+ok "a missing data file is named" fails 'gone.jsonl' train 1 gone --set data.sft.path=gone.jsonl
+ok "a tokenizer larger than the embedding is refused" \
+  fails 'models.actor: the tokenizer has' train 1 vocab --set models.actor.init.vocab_size=50
+ok "a plan that does not fit is refused before anything is allocated" \
+  fails 'stage sft needs' train 1 memory --set models.actor.init.hidden_size=65536 \
+  --set models.actor.init.heads=256 --set models.actor.init.layers=500 --set models.actor.init.ffn=65536
+
+# A limit on the size of files stands for a full disk: writes and reservations fail half-way.
+full_disk() { # KIBIBYTES DIRECTORY ARGUMENT...
+  local limit=$1
+  shift
+  (trap '' XFSZ && ulimit -f "$limit" && train 1 "$@")
+}
+no_space_model() {
+  fails 'File too large' full_disk 50 full1 --set checkpoint.every=0 &&
+    [ ! -e full1/sft ] && [ ! -e full1/sft.tmp ]
+}
+ok "no space for a model: one error, no half model" no_space_model
+no_space_checkpoint() {
+  fails 'File too large' full_disk 50 full2 && [ -z "$(ls full2/checkpoints)" ]
+}
+ok "no space for a checkpoint: one error, no half checkpoint" no_space_checkpoint
+no_space_metrics() {
+  fails 'metrics.jsonl: File too large' full_disk 8 full3 --set sft.steps=60 --set checkpoint.every=0 &&
+    [ -s full3/metrics.jsonl ] && ! grep -qv '^{.*}$' full3/metrics.jsonl
+}
+ok "no space for a line: one error, whole lines only" no_space_metrics
+
+# ---- check ----
+
+check_prints() {
+  "$rlhf" check tiny.yaml >checked.yaml 2>err && "$rlhf" check checked.yaml >twice.yaml 2>err &&
+    cmp checked.yaml twice.yaml && [ ! -e run ] && grep -q 'memory plan' err
+}
+ok "check prints a recipe that loads back, and writes nothing" check_prints
+check_all_at_once() {
+  "$rlhf" check tiny.yaml --set data.sft.path=gone.jsonl --set data.prompts.path=lost.jsonl >out 2>err
+  [ $? = 1 ] && grep -q gone.jsonl err && grep -q lost.jsonl err && [ ! -s out ]
+}
+ok "check names all problems at once" check_all_at_once
+echo "1..$number"
