@@ -10,7 +10,7 @@ CXX     = g++
 PKGS    = yaml-0.1 jansson libpcre2-8 zlib sentencepiece
 
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
-OPT     = -O3 -g -march=$(ARCH) -fno-math-errno -fno-trapping-math
+OPT     = -O3 -g -march=$(ARCH) -fno-math-errno -fno-trapping-math --param=vect-max-peeling-for-alignment=0
 SANFLAGS = $(if $(SAN),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)
 , := ,
 INCLUDE = -I. $(shell pkg-config --cflags $(PKGS)) $(addprefix -isystem ,$(patsubst -I%,%,$(filter -I%,$(shell mpicc --showme:compile))))

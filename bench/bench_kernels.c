@@ -1,7 +1,9 @@
 /* Rates of single kernels beside what the machine can do: GEMM by shape, attention, and the ops
- * that memory bounds. usage: bench_kernels [threads]. Figures are the best of several runs. */
+ * that memory bounds. usage: bench_kernels [threads [attention|rows|gemm]]. Figures are the best of
+ * several runs. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/rng.h"
 #include "kernels/kernels.h"
@@ -15,7 +17,8 @@ typedef struct Bench {
 static Tensor make(Bench *b, int64_t n, int64_t c) {
   Tensor t = tensor_2d(device_alloc(b->d, (size_t)(n * c) * sizeof(float)), DT_F32, n, c);
   float *x = mem_alloc((size_t)(n * c), sizeof *x);
-  for (int64_t i = 0; i < n * c; i++) x[i] = rng_normal(1, (uint64_t)n, (uint64_t)i % 10007) * 0.1F;
+  for (int64_t i = 0; i < n * c; i++)
+    x[i] = i < 10007 ? 0.1F * rng_normal(1, (uint64_t)n, (uint64_t)i) : x[i - 10007];
   device_upload(b->d, t.data, x, tensor_bytes(t));
   free(x);
   return t;
@@ -129,6 +132,14 @@ static void bench_attention(Bench *b, int n_seqs, int32_t len, int heads, int kv
   free(offsets);
 }
 
+static void bench_attentions(Bench *b) {
+  bench_attention(b, 8, 256, 5, 5, 64);
+  bench_attention(b, 4, 512, 5, 5, 64);
+  bench_attention(b, 1, 2048, 8, 2, 128);
+  bench_attention(b, 128, 16, 5, 5, 64);
+  bench_attention(b, 8, 256, 16, 4, 20);
+}
+
 /* ---- what memory bounds ---- */
 
 typedef struct Rows {
@@ -207,13 +218,10 @@ int main(int argc, char **argv) {
   b.rates = device_measure(b.d);
   printf("%s: GEMM %.1f GFLOP/s, copy %.1f GB/s\n", device_describe(b.d), b.rates.gemm_flops * 1e-9,
          b.rates.copy_bytes * 1e-9);
-  bench_attention(&b, 8, 256, 5, 5, 64);
-  bench_attention(&b, 4, 512, 5, 5, 64);
-  bench_attention(&b, 1, 2048, 8, 2, 128);
-  bench_attention(&b, 128, 16, 5, 5, 64);
-  bench_attention(&b, 8, 256, 16, 4, 20);
-  bench_rows(&b);
-  bench_gemms(&b);
+  const char *only = argc > 2 ? argv[2] : "";
+  if (!*only || strcmp(only, "attention") == 0) bench_attentions(&b);
+  if (!*only || strcmp(only, "rows") == 0) bench_rows(&b);
+  if (!*only || strcmp(only, "gemm") == 0) bench_gemms(&b);
   device_close(b.d);
   launch_finish();
   return 0;

@@ -35,73 +35,104 @@ AttnHead attention_head(const float *qkv, float *out, float *lse, Segments seg, 
                     .lse = lse ? lse + start * H + h : NULL};
 }
 
-void tile_pack(float *dst, int64_t dim_pad, int64_t pad_rows, const float *src, int64_t stride,
+void tile_pack(float *dst, int64_t pad_rows, int64_t pad_dim, const float *src, int64_t stride,
                int64_t rows, int64_t dim, float scale) {
   for (int64_t i = 0; i < rows; i++) {
-    for (int64_t j = 0; j < dim; j++) dst[i * dim_pad + j] = scale * src[i * stride + j];
-    for (int64_t j = dim; j < dim_pad; j++) dst[i * dim_pad + j] = 0;
+#pragma omp simd
+    for (int64_t j = 0; j < dim; j++) dst[i * pad_dim + j] = scale * src[i * stride + j];
+    for (int64_t j = dim; j < pad_dim; j++) dst[i * pad_dim + j] = 0;
   }
-  memset(dst + rows * dim_pad, 0, sizeof(float) * (size_t)((pad_rows - rows) * dim_pad));
+  memset(dst + rows * pad_dim, 0, sizeof(float) * (size_t)((pad_rows - rows) * pad_dim));
 }
 
-void tile_pack_transposed(float *dst, int64_t pad_rows, const float *src, int64_t stride,
-                          int64_t rows, int64_t dim) {
+void tile_pack_transposed(float *dst, const float *src, int64_t stride, int64_t rows, int64_t dim,
+                          float scale) {
   for (int64_t i = 0; i < dim; i++) {
-    for (int64_t j = 0; j < rows; j++) dst[i * TILE_K + j] = src[j * stride + i];
-    for (int64_t j = rows; j < pad_rows; j++) dst[i * TILE_K + j] = 0;
+    for (int64_t j = 0; j < rows; j++) dst[i * TILE_Q + j] = scale * src[j * stride + i];
+    for (int64_t j = rows; j < TILE_Q; j++) dst[i * TILE_Q + j] = 0;
   }
 }
 
-/* A thread's buffers. kt: per key tile [dim, TILE_K]; v: [keys, dim_pad]. */
+/* A thread's buffers: k, v [keys, dim_pad] of the task; qt [dim, TILE_Q], weights [TILE_K, TILE_Q],
+ * out [TILE_Q, dim_pad] of the query tile, with the running softmax of each query. */
 typedef struct Scratch {
-  float *kt, *v, *q, *score, *out;
-  float max[TILE_Q], sum[TILE_Q];
+  float *k, *v, *qt, *weight, *out;
+  float max[TILE_Q], sum[TILE_Q], keep[TILE_Q];
 } Scratch;
 
-/* Row i of a score tile against keys [key, key + n): masks what token t does not see, moves the
- * row's running maximum, turns scores into weights, rescales what was summed before. */
-static void softmax_row(Scratch *x, const AttnHead *a, int64_t i, int64_t t, int64_t key,
-                        int64_t n) {
-  float *score = x->score + i * TILE_K, *out = x->out + i * a->dim_pad;
-  int64_t from = first_key(a->s, t) - key, to = t + 1 - key;
-  for (int64_t j = 0; j < min_i64(from, n); j++) score[j] = -INFINITY;
-  for (int64_t j = max_i64(to, 0); j < n; j++) score[j] = -INFINITY;
-  float max = x->max[i], sum = 0;
-#pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < n; j++) max = score[j] > max ? score[j] : max;
-  float base = max == -INFINITY ? 0 : max; /* nothing seen yet: weights are exp(-inf) = 0 */
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < n; j++) {
-    score[j] = exp_f32(score[j] - base);
-    sum += score[j];
+static Scratch scratch_create(int64_t keys, int64_t dim) {
+  int64_t dp = round_up(dim, VEC), padded = round_up(keys, TILE_ROWS);
+  int64_t sizes[] = {padded * dp, padded * dp, dim * TILE_Q, TILE_K * TILE_Q, TILE_Q * dp};
+  int64_t total = 0;
+  for (int i = 0; i < 5; i++) total += sizes[i];
+  Scratch x = {.k = scratch_alloc(total)};
+  x.v = x.k + sizes[0];
+  x.qt = x.v + sizes[1];
+  x.weight = x.qt + sizes[2];
+  x.out = x.weight + sizes[3];
+  return x;
+}
+
+static void mask_scores(float *score, const ScoreTile *t, AttnShape s) {
+  int32_t window = window_or_all(s), ahead = (int32_t)(t->t0 - t->key);
+  for (int32_t j = 0; j < (int32_t)t->keys; j++)
+#pragma omp simd
+    for (int32_t i = 0; i < TILE_Q; i++)
+      score[j * TILE_Q + i] = lane_sees(i, j, ahead, window) ? score[j * TILE_Q + i] : -INFINITY;
+}
+
+/* The running softmax of the tile's queries takes in the masked scores, which become weights. */
+static void softmax_step(Scratch *x, const ScoreTile *t) {
+  float base[TILE_Q];
+  for (int i = 0; i < TILE_Q; i += VEC) {
+    Vec max = vec_load(x->max + i);
+    for (int64_t j = 0; j < t->keys; j++)
+      max = vec_larger(vec_load(x->weight + j * TILE_Q + i), max);
+    vec_store(base + i, max);
   }
-  float keep = exp_f32(x->max[i] - base);
-  x->sum[i] = x->sum[i] * keep + sum;
-  x->max[i] = max;
-  if (keep != 1.0f)
-    for (int64_t j = 0; j < a->dim_pad; j++) out[j] *= keep;
+  for (int i = 0; i < TILE_Q; i++) {
+    float max = base[i];
+    base[i] = max == -INFINITY ? 0 : max; /* nothing seen yet: weights are exp(-inf) = 0 */
+    x->keep[i] = exp_f32(x->max[i] - base[i]);
+    x->max[i] = max;
+  }
+  for (int64_t j = 0; j < t->keys; j++)
+#pragma omp simd
+    for (int i = 0; i < TILE_Q; i++)
+      x->weight[j * TILE_Q + i] = exp_f32(x->weight[j * TILE_Q + i] - base[i]);
+  for (int i = 0; i < TILE_Q; i += VEC) {
+    Vec sum = vec_load(x->sum + i) * vec_load(x->keep + i);
+    for (int64_t j = 0; j < t->keys; j++) sum += vec_load(x->weight + j * TILE_Q + i);
+    vec_store(x->sum + i, sum);
+  }
 }
 
 /* Queries [t0, t0 + rows) of one head against the packed keys, which start at token `base`. */
 static void attend_tile(Scratch *x, const AttnHead *a, int64_t t0, int64_t rows, int64_t base) {
-  int64_t pad_rows = round_up(rows, TILE_ROWS), dp = a->dim_pad, end = t0 + rows;
-  tile_pack(x->q, dp, pad_rows, a->q + t0 * a->qkv_stride, a->qkv_stride, rows, a->dim, a->s.scale);
+  int64_t dp = a->dim_pad, pad_rows = round_up(rows, TILE_ROWS);
+  tile_pack_transposed(x->qt, a->q + t0 * a->qkv_stride, a->qkv_stride, rows, a->dim, a->s.scale);
   memset(x->out, 0, sizeof(float) * (size_t)(pad_rows * dp));
-  for (int64_t i = 0; i < rows; i++) {
+  for (int i = 0; i < TILE_Q; i++) {
     x->max[i] = -INFINITY;
     x->sum[i] = 0;
   }
   int64_t first = base + (first_key(a->s, t0) - base) / TILE_K * TILE_K;
-  for (int64_t key = first; key < end; key += TILE_K) {
-    int64_t n = round_up(min_i64(TILE_K, end - key), VEC);
-    const float *kt = x->kt + (key - base) * a->dim, *v = x->v + (key - base) * dp;
-    tile_gemm(pad_rows, n, a->dim, (TileA){x->q, dp, 1}, kt, TILE_K, x->score, TILE_K, false);
-    for (int64_t i = 0; i < rows; i++) softmax_row(x, a, i, t0 + i, key, n);
-    tile_gemm(pad_rows, dp, min_i64(n, end - key), (TileA){x->score, TILE_K, 1}, v, dp, x->out, dp,
-              true);
+  for (int64_t key = first; key < t0 + rows; key += TILE_K) {
+    ScoreTile t = score_tile(t0, rows, key);
+    const float *k = x->k + (key - base) * dp, *v = x->v + (key - base) * dp;
+    tile_gemm(t.pad_keys, TILE_Q, a->dim, (TileA){k, dp, 1}, x->qt, TILE_Q, x->weight, TILE_Q,
+              false);
+    if (!tile_is_whole(&t, a->s)) mask_scores(x->weight, &t, a->s);
+    softmax_step(x, &t);
+    for (int64_t i = 0; i < rows; i++)
+      if (x->keep[i] != 1.0f)
+        for (int64_t j = i * dp; j < (i + 1) * dp; j += VEC)
+          vec_store(x->out + j, x->keep[i] * vec_load(x->out + j));
+    tile_gemm(pad_rows, dp, t.keys, (TileA){x->weight, 1, TILE_Q}, v, dp, x->out, dp, true);
   }
   for (int64_t i = 0; i < rows; i++) {
     float inverse = 1.0f / x->sum[i], *out = a->out + (t0 + i) * a->out_stride;
+#pragma omp simd
     for (int64_t j = 0; j < a->dim; j++) out[j] = x->out[i * dp + j] * inverse;
     if (a->lse) a->lse[(t0 + i) * a->lse_stride] = x->max[i] + logf(x->sum[i]);
   }
@@ -111,30 +142,13 @@ static void attend_tile(Scratch *x, const AttnHead *a, int64_t t0, int64_t rows,
 static void attend_chunk(Scratch *x, const AttnHead *heads, int64_t n_heads, int64_t t0,
                          int64_t t1) {
   const AttnHead *a = heads;
-  int64_t base = first_key(a->s, t0) / TILE_K * TILE_K;
-  for (int64_t key = base; key < t1; key += TILE_K) {
-    int64_t rows = min_i64(TILE_K, t1 - key);
-    tile_pack_transposed(x->kt + (key - base) * a->dim, round_up(rows, VEC),
-                         a->k + key * a->qkv_stride, a->qkv_stride, rows, a->dim);
-    tile_pack(x->v + (key - base) * a->dim_pad, a->dim_pad, rows, a->v + key * a->qkv_stride,
-              a->qkv_stride, rows, a->dim, 1);
-  }
+  int64_t base = first_key(a->s, t0) / TILE_K * TILE_K, keys = t1 - base;
+  int64_t pad = round_up(keys, TILE_ROWS), from = base * a->qkv_stride;
+  tile_pack(x->k, pad, a->dim_pad, a->k + from, a->qkv_stride, keys, a->dim, 1);
+  tile_pack(x->v, pad, a->dim_pad, a->v + from, a->qkv_stride, keys, a->dim, 1);
   for (int64_t h = 0; h < n_heads; h++)
     for (int64_t t = t0; t < t1; t += TILE_Q)
       attend_tile(x, heads + h, t, min_i64(TILE_Q, t1 - t), base);
-}
-
-static Scratch scratch_create(int64_t keys, int64_t dim) {
-  int64_t dp = round_up(dim, VEC), padded = round_up(keys, TILE_K);
-  int64_t sizes[] = {padded * dim, padded * dp, TILE_Q * dp, TILE_Q * TILE_K, TILE_Q * dp};
-  int64_t total = 0;
-  for (int i = 0; i < 5; i++) total += sizes[i];
-  Scratch x = {.kt = scratch_alloc(total)};
-  x.v = x.kt + sizes[0];
-  x.q = x.v + sizes[1];
-  x.score = x.q + sizes[2];
-  x.out = x.score + sizes[3];
-  return x;
 }
 
 typedef struct Task {
@@ -175,7 +189,7 @@ void cpu_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tens
       attend_chunk(&x, heads, group, t.t0, min_i64(t.t0 + CHUNK_Q, heads->len));
     }
     free(heads);
-    free(x.kt);
+    free(x.k);
   }
   free(tasks);
 }

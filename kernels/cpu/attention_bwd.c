@@ -14,112 +14,139 @@ typedef struct BwdHead {
   float *dq;
 } BwdHead;
 
-/* A thread's buffers. Of the key tile: k, kt, vt, dk, dv; of the query tile: q (scaled), dout,
- * weights p and ds, and the tile's share of dq. */
+/* A thread's buffers. Of the task: k, v, dk, dv [keys, dim_pad]. Of the query tile: q (scaled),
+ * dout, dq [TILE_Q, dim_pad] and the transposes qt, dout_t [dim, TILE_Q]. Of the score tile: p, ds
+ * [TILE_K, TILE_Q]. */
 typedef struct Scratch {
-  float *k, *kt, *vt, *dk, *dv;
-  float *q, *dout, *p, *ds, *dq;
-  float *delta; /* [heads of the group, longest sequence] */
+  float *k, *v, *dk, *dv;
+  float *q, *dout, *dq, *qt, *dout_t;
+  float *p, *ds;
+  float lse[TILE_Q], delta[TILE_Q];
 } Scratch;
 
-static Scratch scratch_create(int64_t longest, int64_t group, int64_t dim) {
-  int64_t dp = round_up(dim, VEC);
-  int64_t sizes[] = {TILE_K * dp,     TILE_K * dp,     TILE_K * dp,    TILE_K * dp,
-                     TILE_K * dp,     TILE_Q * dp,     TILE_Q * dp,    TILE_Q * dp,
-                     TILE_Q * TILE_K, TILE_Q * TILE_K, group * longest};
-  float *at[11], *next;
-  int64_t total = 0;
-  for (int i = 0; i < 11; i++) total += sizes[i];
-  next = scratch_alloc(total);
-  for (int i = 0; i < 11; next += sizes[i++]) at[i] = next;
+static Scratch scratch_create(int64_t longest, int64_t dim) {
+  enum { PARTS = 11 };
+  int64_t dp = round_up(dim, VEC), whole = round_up(longest, TILE_ROWS) * dp, total = 0;
+  int64_t sizes[PARTS] = {whole,        whole,           whole,          whole,
+                          TILE_Q * dp,  TILE_Q * dp,     TILE_Q * dp,    TILE_Q * dim,
+                          TILE_Q * dim, TILE_K * TILE_Q, TILE_K * TILE_Q};
+  float *at[PARTS];
+  for (int i = 0; i < PARTS; i++) total += sizes[i];
+  at[0] = scratch_alloc(total);
+  for (int i = 1; i < PARTS; i++) at[i] = at[i - 1] + sizes[i - 1];
   return (Scratch){.k = at[0],
-                   .kt = at[1],
-                   .vt = at[2],
-                   .dk = at[3],
-                   .dv = at[4],
-                   .q = at[5],
-                   .dout = at[6],
-                   .dq = at[7],
-                   .p = at[8],
-                   .ds = at[9],
-                   .delta = at[10]};
+                   .v = at[1],
+                   .dk = at[2],
+                   .dv = at[3],
+                   .q = at[4],
+                   .dout = at[5],
+                   .dq = at[6],
+                   .qt = at[7],
+                   .dout_t = at[8],
+                   .p = at[9],
+                   .ds = at[10]};
 }
 
-/* Row i of the tiles, query t against keys [key, key + n): scores to weights, and from dp = dout.v
- * to ds. What t does not see gets weight 0 by choice, not by product. */
-static void weights_row(const Scratch *x, const AttnHead *a, int64_t i, int64_t t, int64_t key,
-                        int64_t n, float delta) {
-  float *p = x->p + i * TILE_K, *ds = x->ds + i * TILE_K, lse = a->lse[t * a->lse_stride];
-  int32_t from = (int32_t)max_i64(first_key(a->s, t) - key, 0);
-  int32_t to = (int32_t)min_i64(t + 1 - key, n);
+/* One key's row of a tile: scores to weights, and dout.v to ds. */
+static void whole_row(float *restrict p, float *restrict ds, const float *restrict lse,
+                      const float *restrict delta) {
 #pragma omp simd
-  for (int32_t j = 0; j < (int32_t)n; j++) {
-    float w = exp_f32(p[j] - lse);
-    bool seen = j >= from && j < to;
-    p[j] = seen ? w : 0;
-    ds[j] = seen ? w * (ds[j] - delta) : 0;
+  for (int32_t i = 0; i < TILE_Q; i++) {
+    p[i] = exp_f32(p[i] - lse[i]);
+    ds[i] = p[i] * (ds[i] - delta[i]);
   }
 }
 
-/* Queries [t0, t0 + rows) of one head against the packed keys [key, key + keys). */
-static void backward_tile(const Scratch *x, const BwdHead *h, const float *delta, int64_t t0,
-                          int64_t rows, int64_t key, int64_t keys) {
+/* The same where only the queries in lanes [from, to) see the key: the others get 0 by choice, not
+ * by product. */
+static void partial_row(float *restrict p, float *restrict ds, const float *restrict lse,
+                        const float *restrict delta, int32_t from, int32_t to) {
+#pragma omp simd
+  for (int32_t i = 0; i < TILE_Q; i++) {
+    float w = exp_f32(p[i] - lse[i]), g = w * (ds[i] - delta[i]);
+    int32_t seen = -(int32_t)((i >= from) & (i < to));
+    p[i] = seen ? w : 0;
+    ds[i] = seen ? g : 0;
+  }
+}
+
+static void weights_and_ds(const Scratch *x, const ScoreTile *t, AttnShape s) {
+  bool whole = tile_is_whole(t, s);
+  for (int64_t j = 0; j < t->keys; j++) {
+    float *p = x->p + j * TILE_Q, *ds = x->ds + j * TILE_Q;
+    int64_t from = t->key + j - t->t0,
+            to = s.window > 0 ? min_i64(from + s.window, t->rows) : t->rows;
+    if (whole)
+      whole_row(p, ds, x->lse, x->delta);
+    else
+      partial_row(p, ds, x->lse, x->delta, (int32_t)from, (int32_t)to);
+  }
+  size_t rest = sizeof(float) * (size_t)((t->pad_keys - t->keys) * TILE_Q);
+  memset(x->p + t->keys * TILE_Q, 0, rest);
+  memset(x->ds + t->keys * TILE_Q, 0, rest);
+}
+
+static void pack_queries(Scratch *x, const BwdHead *h, int64_t t0, int64_t rows) {
   const AttnHead *a = &h->a;
-  int64_t pad_rows = round_up(rows, TILE_ROWS), n = round_up(keys, VEC), dp = a->dim_pad;
-  tile_pack(x->q, dp, pad_rows, a->q + t0 * a->qkv_stride, a->qkv_stride, rows, a->dim, a->s.scale);
-  tile_pack(x->dout, dp, pad_rows, h->dout + t0 * a->out_stride, a->out_stride, rows, a->dim, 1);
-  tile_gemm(pad_rows, n, a->dim, (TileA){x->q, dp, 1}, x->kt, TILE_K, x->p, TILE_K, false);
-  tile_gemm(pad_rows, n, a->dim, (TileA){x->dout, dp, 1}, x->vt, TILE_K, x->ds, TILE_K, false);
-  for (int64_t i = 0; i < rows; i++) weights_row(x, a, i, t0 + i, key, n, delta[t0 + i]);
-  tile_gemm(n, dp, rows, (TileA){x->p, 1, TILE_K}, x->dout, dp, x->dv, dp, true);
-  tile_gemm(n, dp, rows, (TileA){x->ds, 1, TILE_K}, x->q, dp, x->dk, dp, true);
-  tile_gemm(pad_rows, dp, keys, (TileA){x->ds, TILE_K, 1}, x->k, dp, x->dq, dp, false);
+  int64_t pad_rows = round_up(rows, TILE_ROWS);
+  const float *q = a->q + t0 * a->qkv_stride, *dout = h->dout + t0 * a->out_stride;
+  tile_pack(x->q, pad_rows, a->dim_pad, q, a->qkv_stride, rows, a->dim, a->s.scale);
+  tile_pack(x->dout, pad_rows, a->dim_pad, dout, a->out_stride, rows, a->dim, 1);
+  tile_pack_transposed(x->qt, q, a->qkv_stride, rows, a->dim, a->s.scale);
+  tile_pack_transposed(x->dout_t, dout, a->out_stride, rows, a->dim, 1);
+  memset(x->dq, 0, sizeof(float) * (size_t)(pad_rows * a->dim_pad));
+  memset(x->lse, 0, sizeof x->lse);
+  memset(x->delta, 0, sizeof x->delta);
+  for (int64_t i = 0; i < rows; i++) {
+    const float *out = a->out + (t0 + i) * a->out_stride;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < a->dim; j++) sum += out[j] * dout[i * a->out_stride + j];
+    x->delta[i] = sum;
+    x->lse[i] = a->lse[(t0 + i) * a->lse_stride];
+  }
+}
+
+/* Queries [t0, t0 + rows) of one head against every key tile they see. */
+static void backward_tile(Scratch *x, const BwdHead *h, int64_t t0, int64_t rows) {
+  const AttnHead *a = &h->a;
+  int64_t dp = a->dim_pad, first = first_key(a->s, t0) / TILE_K * TILE_K;
+  pack_queries(x, h, t0, rows);
+  for (int64_t key = first; key < t0 + rows; key += TILE_K) {
+    ScoreTile t = score_tile(t0, rows, key);
+    int64_t at = key * dp;
+    tile_gemm(t.pad_keys, TILE_Q, a->dim, (TileA){x->k + at, dp, 1}, x->qt, TILE_Q, x->p, TILE_Q,
+              false);
+    tile_gemm(t.pad_keys, TILE_Q, a->dim, (TileA){x->v + at, dp, 1}, x->dout_t, TILE_Q, x->ds,
+              TILE_Q, false);
+    weights_and_ds(x, &t, a->s);
+    tile_gemm(t.pad_keys, dp, rows, (TileA){x->p, TILE_Q, 1}, x->dout, dp, x->dv + at, dp, true);
+    tile_gemm(t.pad_keys, dp, rows, (TileA){x->ds, TILE_Q, 1}, x->q, dp, x->dk + at, dp, true);
+    tile_gemm(round_up(rows, TILE_ROWS), dp, t.keys, (TileA){x->ds, 1, TILE_Q}, x->k + at, dp,
+              x->dq, dp, true);
+  }
   for (int64_t i = 0; i < rows; i++) {
     float *dq = h->dq + (t0 + i) * a->qkv_stride;
-    const float *part = x->dq + i * dp;
-    for (int64_t j = 0; j < a->dim; j++) dq[j] += a->s.scale * part[j];
+#pragma omp simd
+    for (int64_t j = 0; j < a->dim; j++) dq[j] = a->s.scale * x->dq[i * dp + j];
   }
 }
 
-/* One key tile against every query that sees any of it. */
-static void backward_keys(const Scratch *x, const BwdHead *heads, int64_t n_heads, int64_t key,
-                          float *dk, float *dv) {
-  const AttnHead *a = &heads->a;
-  int64_t keys = min_i64(TILE_K, a->len - key), pad = round_up(keys, VEC), dp = a->dim_pad;
-  int64_t stride = a->qkv_stride, last = a->len;
-  if (a->s.window > 0) last = min_i64(last, key + keys - 1 + a->s.window);
-  tile_pack(x->k, dp, keys, a->k + key * stride, stride, keys, a->dim, 1);
-  tile_pack_transposed(x->kt, pad, a->k + key * stride, stride, keys, a->dim);
-  tile_pack_transposed(x->vt, pad, a->v + key * stride, stride, keys, a->dim);
-  memset(x->dk, 0, sizeof(float) * (size_t)(TILE_K * dp));
-  memset(x->dv, 0, sizeof(float) * (size_t)(TILE_K * dp));
-  for (int64_t h = 0; h < n_heads; h++)
-    for (int64_t t = key; t < last; t += TILE_Q) {
-      int64_t rows = min_i64(TILE_Q, last - t);
-      /* The first tiles lie on the diagonal: keys behind their last query are left out. */
-      backward_tile(x, heads + h, x->delta + h * a->len, t, rows, key,
-                    min_i64(keys, t + rows - key));
-    }
-  for (int64_t j = 0; j < keys; j++) {
-    memcpy(dk + (key + j) * stride, x->dk + j * dp, sizeof(float) * (size_t)a->dim);
-    memcpy(dv + (key + j) * stride, x->dv + j * dp, sizeof(float) * (size_t)a->dim);
-  }
-}
-
-static void backward_group(const Scratch *x, const BwdHead *heads, int64_t n_heads, float *dk,
+static void backward_group(Scratch *x, const BwdHead *heads, int64_t n_heads, float *dk,
                            float *dv) {
   const AttnHead *a = &heads->a;
+  int64_t dp = a->dim_pad, pad = round_up(a->len, TILE_ROWS), stride = a->qkv_stride;
+  tile_pack(x->k, pad, dp, a->k, stride, a->len, a->dim, 1);
+  tile_pack(x->v, pad, dp, a->v, stride, a->len, a->dim, 1);
+  memset(x->dk, 0, sizeof(float) * (size_t)(pad * dp));
+  memset(x->dv, 0, sizeof(float) * (size_t)(pad * dp));
   for (int64_t h = 0; h < n_heads; h++)
-    for (int64_t t = 0; t < a->len; t++) {
-      const float *out = heads[h].a.out + t * a->out_stride;
-      const float *dout = heads[h].dout + t * a->out_stride;
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < a->dim; j++) sum += out[j] * dout[j];
-      x->delta[h * a->len + t] = sum;
-      memset(heads[h].dq + t * a->qkv_stride, 0, sizeof(float) * (size_t)a->dim);
-    }
-  for (int64_t key = 0; key < a->len; key += TILE_K) backward_keys(x, heads, n_heads, key, dk, dv);
+    for (int64_t t = 0; t < a->len; t += TILE_Q)
+      backward_tile(x, heads + h, t, min_i64(TILE_Q, a->len - t));
+  for (int64_t j = 0; j < a->len; j++) {
+    memcpy(dk + j * stride, x->dk + j * dp, sizeof(float) * (size_t)a->dim);
+    memcpy(dv + j * stride, x->dv + j * dp, sizeof(float) * (size_t)a->dim);
+  }
 }
 
 void cpu_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
@@ -132,7 +159,7 @@ void cpu_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD
     longest = max_i64(longest, seg.offsets[b + 1] - seg.offsets[b]);
 #pragma omp parallel num_threads(d->threads) if (tensor_numel(qkv_NQ) >= PARALLEL_MIN)
   {
-    Scratch x = scratch_create(longest, group, s.head_dim);
+    Scratch x = scratch_create(longest, s.head_dim);
     BwdHead *heads = mem_alloc((size_t)group, sizeof *heads);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int b = 0; b < seg.n_seqs; b++)
