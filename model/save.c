@@ -198,8 +198,11 @@ int model_save(Model *m, const char *dir, const SaveOptions *o, Error *err) {
     if (!rc) rc = fs_dir_commit(p.tmp, dir, err);
   }
   rc = comm_agree(m->grid->all, rc, err);
-  if (rc && m->grid->rank == 0) fs_dir_abandon(p.tmp);
-  if (rc) error_prefix(err, "cannot save %s", dir);
+  if (rc) {
+    if (m->grid->rank == 0) fs_dir_abandon(p.tmp);
+    comm_barrier(m->grid->all); /* nothing is left when any rank returns */
+    error_prefix(err, "cannot save %s", dir);
+  }
   free(p.tmp);
   free(p.file_of);
   return rc;
