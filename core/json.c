@@ -14,14 +14,18 @@ static bool is_name(const char *s, const char *end) {
 
 /* A copy of the text in which \u0000 reads \uFFFD in the names of members. */
 static char *mend_names(const char *text, size_t len) {
-  char *copy = memcpy(mem_alloc(len, 1), text, len), *end = copy + len;
+  char *copy = strndup(text, len), *end = copy + len;
+  if (!copy) die("out of memory: %zu bytes", len);
   for (char *c = copy; c < end; c++) {
     if (*c != '"') continue;
     char *start = ++c;
     while (c < end && *c != '"') c += *c == '\\' && c + 1 < end ? 2 : 1;
     if (!is_name(c + 1, end)) continue;
     for (char *k = start; k + 6 <= c; k += *k == '\\' ? 2 : 1)
-      if (!memcmp(k, "\\u0000", 6)) memcpy(k, "\\uFFFD", 6);
+      if (!memcmp(k, "\\u0000", 6)) {
+        memset(k + 2, 'F', 3);
+        k[5] = 'D';
+      }
   }
   return copy;
 }
@@ -58,11 +62,11 @@ static json_t *parse(const char *text, size_t len, const char *name, int64_t lin
   if (has_nul(text, len, name, line, err)) return NULL;
   json_error_t e;
   json_t *v = load(text, len, flags, &e);
-  if (!v)
-    error_set(err, "%s:%lld:%d: not valid JSON: %s", name,
-              (long long)(line + (e.line > 0 ? e.line - 1 : 0)), e.column > 0 ? e.column : 1,
-              e.text);
-  return v;
+  if (v) return v;
+  if (e.line > 0) line += e.line - 1;
+  error_set(err, "%s:%lld:%d: not valid JSON: %s", name, (long long)line,
+            e.column > 0 ? e.column : 1, e.text);
+  return NULL;
 }
 
 json_t *json_parse(const char *text, size_t len, const char *name, Error *err) {

@@ -155,9 +155,9 @@ static int check_tiling(StFile *f, uint64_t data, Error *err) {
   if (data + at != f->size)
     return error_set(err, "%s: %" PRIu64 " bytes follow the last tensor", f->path,
                      f->size - data - at);
-  f->by_name = mem_alloc((size_t)f->n, sizeof *f->by_name);
+  f->by_name = mem_alloc((size_t)f->n, sizeof(void *));
   for (int i = 0; i < f->n; i++) f->by_name[i] = &f->entries[i];
-  qsort(f->by_name, (size_t)f->n, sizeof *f->by_name, by_name);
+  qsort(f->by_name, (size_t)f->n, sizeof(void *), by_name);
   return 0;
 }
 
@@ -222,7 +222,7 @@ const StEntry *st_entry(const StFile *f, int i) {
 const StEntry *st_find(const StFile *f, const char *name) {
   StEntry key = {.name = (char *)name};
   const StEntry *k = &key;
-  const StEntry **hit = bsearch(&k, f->by_name, (size_t)f->n, sizeof *f->by_name, by_name);
+  const StEntry **hit = bsearch(&k, f->by_name, (size_t)f->n, sizeof(void *), by_name);
   return hit ? *hit : NULL;
 }
 

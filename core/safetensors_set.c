@@ -31,9 +31,9 @@ static int by_name(const void *a, const void *b) {
 
 static void sort_items(StSet *s) {
   qsort(s->items, (size_t)s->n, sizeof *s->items, by_place);
-  s->by_name = mem_alloc((size_t)s->n, sizeof *s->by_name);
+  s->by_name = mem_alloc((size_t)s->n, sizeof(void *));
   for (int i = 0; i < s->n; i++) s->by_name[i] = &s->items[i];
-  qsort(s->by_name, (size_t)s->n, sizeof *s->by_name, by_name);
+  qsort(s->by_name, (size_t)s->n, sizeof(void *), by_name);
 }
 
 StSet *stset_open_file(const char *path, Error *err) {
@@ -149,7 +149,7 @@ const StEntry *stset_find(const StSet *s, const char *name, const StFile **file)
   StEntry named = {.name = (char *)name};
   Item key = {&named, 0};
   const Item *k = &key;
-  const Item **hit = bsearch(&k, s->by_name, (size_t)s->n, sizeof *s->by_name, by_name);
+  const Item **hit = bsearch(&k, s->by_name, (size_t)s->n, sizeof(void *), by_name);
   if (!hit) return NULL;
   if (file) *file = s->files[(*hit)->file];
   return (*hit)->entry;

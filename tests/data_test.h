@@ -33,10 +33,7 @@ static inline Recipe *data_recipe(const char *stage, const char *data, const cha
 }
 
 static inline const char *data_file(const char *name, const char *text) {
-  Error err = {""};
-  const char *path = test_file(name);
-  if (fs_write_atomic(path, text, strlen(text), &err)) fail_msg("%s", err.msg);
-  return path;
+  return test_write(name, text, strlen(text));
 }
 
 /* Fails unless sequence b is these pieces one after another: BOS, EOS, or text that is encoded as

@@ -53,6 +53,14 @@ const char *test_file(const char *name) {
   return p;
 }
 
+const char *test_write(const char *name, const void *data, size_t len) {
+  const char *path = test_file(name);
+  remove(path); /* truncating instead would make some file systems flush at close */
+  FILE *f = fopen(path, "wb");
+  if (!f || fwrite(data, 1, len, f) != len || fclose(f) != 0) die("cannot write %s", path);
+  return path;
+}
+
 /* The child must not reach the other ranks, the parent's exit handlers or its core dumps. */
 static _Noreturn void run_to_death(int err_fd, void (*fn)(void *), void *arg) {
   const struct rlimit none = {0, 0};

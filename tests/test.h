@@ -21,6 +21,8 @@ const char *test_path(const char *below);
 const char *test_tmp(void);
 /* "<test_tmp>/name"; a few names stay valid at a time. */
 const char *test_file(const char *name);
+/* Writes a file of that name in test_tmp (without waiting for the disk); returns its path. */
+const char *test_write(const char *name, const void *data, size_t len);
 /* Runs fn(arg) in a child process that must die(); returns what it said (valid until the next
  * call). The running test fails when the child lives. */
 const char *test_death(void (*fn)(void *arg), void *arg);

@@ -7,10 +7,7 @@
 #include "tests/test.h"
 
 static const char *write_text(const char *name, const char *text) {
-  Error err = {""};
-  const char *path = test_file(name);
-  if (fs_write_atomic(path, text, strlen(text), &err)) fail_msg("%s", err.msg);
-  return path;
+  return test_write(name, text, strlen(text));
 }
 
 /* Reads all; the sum of the "v" fields and the last place. Returns the last result. */

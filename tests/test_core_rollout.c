@@ -78,7 +78,7 @@ static void check_micro(const MicroBatch *mb, const int32_t *lengths, int max_to
 /* All promises of a plan for one set of lengths; n items of `width` sequences each. */
 static void check_plan(const int32_t *lengths, const int32_t *ids, int n, int width, int world,
                        int max_tokens) {
-  BatchPlan plan[MAX_WORLD];
+  BatchPlan plan[MAX_WORLD] = {{0, NULL}};
   int times[MAX_SEQS] = {0};
   int64_t longest = 0, least = INT64_MAX, most = 0;
   int needed = 0;
@@ -118,7 +118,7 @@ static void plans_hold_their_promises(void **state) {
   for (int trial = 0; trial < 300; trial++) {
     int32_t lengths[MAX_SEQS], order[MAX_SEQS];
     uint64_t t = (uint64_t)trial;
-    int n = (int)(rng_uniform(1, t, 0) * (MAX_SEQS / 2)), world = 1 + trial % MAX_WORLD;
+    int n = (int)(rng_uniform(1, t, 0) * MAX_SEQS * 0.5), world = 1 + trial % MAX_WORLD;
     int max_tokens = 1 + (int)(rng_uniform(1, t, 1) * 300);
     for (int i = 0; i < MAX_SEQS; i++)
       lengths[i] = 1 + (int)(rng_uniform(2, t, (uint64_t)i) * (trial % 3 ? 100 : 2));

@@ -8,15 +8,13 @@
 
 /* A file of that header (its length written truly) and `n_data` bytes 0, 1, 2, ... of data. */
 static const char *write_st(const char *header, size_t n_data) {
-  Error err = {""};
   uint64_t len = strlen(header);
   size_t n = 8 + len + n_data;
   unsigned char *file = mem_alloc(n, 1);
   memcpy(file, &len, 8);
-  memcpy(file + 8, header, len);
+  for (size_t i = 0; i < len; i++) file[8 + i] = (unsigned char)header[i];
   for (size_t i = 0; i < n_data; i++) file[8 + len + i] = (unsigned char)i;
-  const char *path = test_file("x.safetensors");
-  if (fs_write_atomic(path, file, n, &err)) fail_msg("%s", err.msg);
+  const char *path = test_write("x.safetensors", file, n);
   free(file);
   return path;
 }
@@ -36,9 +34,10 @@ static StFile *accept(const char *header, size_t n_data) {
   return f;
 }
 
-#define T(name, dtype, shape, from, to)                                                            \
-  "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #from "," #to "]" \
-                                                                                               "}"
+#define T(name, dtype, shape, from, to)                                                        \
+  "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #from "," #to \
+  "]"                                                                                          \
+  "}"
 
 static void layout_is_sorted_by_offset(void **state) {
   (void)state;
@@ -126,7 +125,7 @@ static void bad_lengths(void **state) {
     Error err = {""};
     char file[10] = "        {}";
     memcpy(file, &lengths[i], 8);
-    assert_int_equal(fs_write_atomic(test_file("len"), file, 10, &err), 0);
+    test_write("len", file, 10);
     assert_null(st_open(test_file("len"), &err));
     assert_non_null(strstr(err.msg, "len: header length"));
     assert_non_null(strstr(err.msg, "expected at most 2"));
@@ -146,7 +145,7 @@ static void truncated_everywhere(void **state) {
   char *file = fs_read(test_path("data/malformed/runai-safetensors/test.safetensors"), &len, &err);
   if (!file) skip();
   for (size_t n = 0; n < len; n++) {
-    assert_int_equal(fs_write_atomic(test_file("cut"), file, n, &err), 0);
+    test_write("cut", file, n);
     err.msg[0] = '\0';
     assert_null(st_open(test_file("cut"), &err));
     assert_non_null(strstr(err.msg, "cut: "));
