@@ -17,6 +17,7 @@ static int read_config(Session *s, Role role, ModelConfig *out, Error *err) {
   if (start.dir) {
     rc = model_check(start.dir, &o, out, err);
   } else {
+    require(start.init);
     *out = init_model_config(start.init, s->tokenizer);
     out->head = o.head;
     rc = model_config_check(out, err);

@@ -107,24 +107,40 @@ static int descending(const void *a, const void *b) {
   return (x < y) - (x > y);
 }
 
-/* Steps that have a folder, newest first; the caller frees. Returns the count, -1 on error. */
-static int list_steps(const char *run_dir, int64_t **out, Error *err) {
+/* The names in RUN/checkpoints; the caller frees each and the list. -1 on error; none when the
+ * folder is not there. */
+static int list_names(const char *run_dir, char ***out, Error *err) {
   char *parent = fs_join(run_dir, "checkpoints");
   DIR *d = opendir(parent);
-  int n = 0, missing = !d && errno == ENOENT;
+  int n = 0, rc = 0;
   *out = NULL;
-  if (!d && !missing) error_set(err, "%s: %s", parent, strerror(errno));
-  free(parent);
-  if (!d) return missing ? 0 : -1;
-  for (struct dirent *e = readdir(d); e; e = readdir(d)) {
-    int64_t step = name_step(e->d_name);
-    if (step < 0) continue;
+  if (!d && errno != ENOENT) rc = error_set(err, "%s: %s", parent, strerror(errno));
+  for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
     *out = mem_grow(*out, (size_t)n + 1, sizeof **out);
-    (*out)[n++] = step;
+    (*out)[n++] = mem_strdup(e->d_name);
   }
-  closedir(d);
-  if (n > 0) qsort(*out, (size_t)n, sizeof **out, descending);
-  return n;
+  if (d) closedir(d);
+  free(parent);
+  return rc ? -1 : n;
+}
+
+static void free_names(char **names, int n) {
+  for (int i = 0; i < n; i++) free(names[i]);
+  free(names);
+}
+
+/* Steps that have a folder, newest first; the caller frees. Returns the count, -1 on error. */
+static int list_steps(const char *run_dir, int64_t **out, Error *err) {
+  char **names;
+  int all = list_names(run_dir, &names, err), n = 0;
+  *out = mem_alloc(all > 0 ? (size_t)all : 1, sizeof **out);
+  for (int i = 0; i < all; i++) {
+    int64_t step = name_step(names[i]);
+    if (step >= 0) (*out)[n++] = step;
+  }
+  free_names(names, all);
+  qsort(*out, (size_t)n, sizeof **out, descending);
+  return all < 0 ? -1 : n;
 }
 
 int checkpoint_newest(const char *run_dir, char **dir, TrainState *state, Error *err) {
@@ -145,16 +161,30 @@ int checkpoint_newest(const char *run_dir, char **dir, TrainState *state, Error 
   return n < 0 ? -1 : 0;
 }
 
+/* Folders that a killed run was writing: "step_000010.tmp". */
+static int remove_half_written(const char *run_dir, Error *err) {
+  char **names;
+  int n = list_names(run_dir, &names, err), rc = n < 0 ? -1 : 0;
+  for (int i = 0; i < n && rc == 0; i++) {
+    size_t len = strlen(names[i]);
+    if (len < 4 || strcmp(names[i] + len - 4, ".tmp") != 0) continue;
+    char *path = mem_printf("%s/checkpoints/%s", run_dir, names[i]);
+    rc = fs_remove_tree(path, err);
+    free(path);
+  }
+  free_names(names, n);
+  return rc;
+}
+
 int checkpoint_prune(const char *run_dir, int64_t run_step, int64_t keep, Error *err) {
   int64_t *steps, kept = 1;
   int n = list_steps(run_dir, &steps, err), rc = n < 0 ? -1 : 0;
   for (int i = 0; i < n && rc == 0; i++) {
-    char *dir = checkpoint_dir(run_dir, steps[i]), *tmp = mem_printf("%s.tmp", dir);
-    if (steps[i] < run_step && ++kept > keep) rc = fs_remove_tree(dir, err);
-    if (rc == 0) rc = fs_remove_tree(tmp, err);
+    if (steps[i] >= run_step || ++kept <= keep) continue;
+    char *dir = checkpoint_dir(run_dir, steps[i]);
+    rc = fs_remove_tree(dir, err);
     free(dir);
-    free(tmp);
   }
   free(steps);
-  return rc;
+  return rc ? rc : remove_half_written(run_dir, err);
 }

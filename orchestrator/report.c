@@ -310,6 +310,8 @@ void report_stage(Report *r, const char *stage, int64_t done, int64_t total) {
   progress_stage(&r->progress, stage, done, total);
 }
 
+void report_break(Report *r) { progress_end(&r->progress); }
+
 typedef struct StepSums {
   double seconds, comm_seconds, flops;
   int64_t generated, trained;

@@ -72,10 +72,17 @@ void report_stage(Report *r, const char *stage, int64_t done, int64_t total);
 /* Ends the step: puts the ranks together, appends the line to metrics.jsonl, draws the step line.
  * run_step counts over all stages. Collective. */
 int report_step(Report *r, int64_t step, int64_t run_step, Error *err);
+/* Ends the bar's line, since other text follows. */
+void report_break(Report *r);
+
+/* Held-out answers of a PPO run before its first and after its last step, side by side, from
+ * RUN/samples; nothing when there are none. Not collective. */
+int report_samples(const char *run_dir, int64_t last_step, FILE *out, Error *err);
 
 /* The step line (orchestrator/report_progress.c). */
 typedef struct Progress {
   bool bar, off;
+  bool drawn; /* the cursor is behind a bar */
   const char *stage;
   int64_t done_at_start, total;
   double started;

@@ -16,6 +16,7 @@ void progress_open(Progress *p, const char *mode) {
 
 void progress_stage(Progress *p, const char *stage, int64_t done, int64_t total) {
   progress_end(p);
+  p->drawn = false;
   p->stage = stage;
   p->done_at_start = done;
   p->total = total;
@@ -46,14 +47,16 @@ void progress_step(Progress *p, int64_t step, const char *figures, double step_s
   char left[32];
   format_time(mean * (double)(p->total - step), left, sizeof left);
   if (p->bar) draw_bar(p, step);
-  fprintf(stderr, "%s %lld/%lld %s  %.2f s  %.0f tok/s", p->stage, (long long)step,
-          (long long)p->total, figures, step_seconds, tokens_per_second);
+  fprintf(stderr, "%s %lld/%lld%s  %.2f s", p->stage, (long long)step, (long long)p->total, figures,
+          step_seconds);
+  if (tokens_per_second > 0) fprintf(stderr, "  %.0f tok/s", tokens_per_second);
   if (behind > 0) fprintf(stderr, "  left %s", left);
+  p->drawn = p->bar;
   if (!p->bar) fputc('\n', stderr);
   fflush(stderr);
 }
 
 void progress_end(Progress *p) {
-  if (p->bar && p->stage[0]) fputc('\n', stderr);
-  p->stage = "";
+  if (p->drawn) fputc('\n', stderr);
+  p->drawn = false;
 }

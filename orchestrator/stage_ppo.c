@@ -32,8 +32,8 @@ static int open_models(Ppo *p, int stage, Error *err) {
 }
 
 static void close_models(Ppo *p) {
-  Model *all[] = {p->actor, p->critic, p->reference, p->reward};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+  Model *all[ROLE_COUNT] = {p->actor, p->critic, p->reference, p->reward};
+  for (int i = 0; i < ROLE_COUNT; i++) {
     if (!all[i]) continue;
     report_unwatch(p->s->report, all[i]);
     model_free(all[i]);

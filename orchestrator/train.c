@@ -124,16 +124,21 @@ static int run_stage(Session *s, int index, Error *err) {
   return stage_end(s, index + 1 < r->n_stages ? stage_name(r->stages[index + 1]) : STAGE_DONE, err);
 }
 
+static int print_results(Session *s, Error *err) {
+  const Recipe *r = s->recipe;
+  if (stage_in_recipe(r, STAGE_PPO) && report_samples(r->run.directory, r->ppo.steps, stdout, err))
+    return -1;
+  report_table(report_totals(s->report), stdout);
+  return fflush(stdout) == 0 ? 0 : error_set(err, "the report could not be printed");
+}
+
 static int run_stages(Session *s, int first, Error *err) {
   if (open_report(s, err)) return -1;
   for (int i = first; i < s->recipe->n_stages; i++)
     if (run_stage(s, i, err)) return -1;
   if (report_finish(s->report, err)) return -1;
-  if (s->grid->rank == 0) {
-    report_table(report_totals(s->report), stdout);
-    fflush(stdout);
-  }
-  return 0;
+  int rc = s->grid->rank == 0 ? print_results(s, err) : 0;
+  return comm_agree(s->grid->all, rc, err);
 }
 
 static int run(Session *s, bool resume, Error *err) {

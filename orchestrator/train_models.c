@@ -133,6 +133,7 @@ int model_open(Session *s, Role role, int stage, bool trainable, Model **out, Er
   if (start.dir) {
     *out = model_load(s->device, s->grid, s->arena, start.dir, &o, err);
   } else {
+    require(start.init);
     ModelConfig c = init_model_config(start.init, s->tokenizer);
     *out = model_create(s->device, s->grid, s->arena, &c, &o);
   }

@@ -29,9 +29,11 @@ static int remove_run(const char *dir, Error *err) {
                                       "reward",      "critic",        "actor"};
   int rc = 0;
   for (size_t i = 0; i < sizeof parts / sizeof *parts && rc == 0; i++) {
-    char *path = fs_join(dir, parts[i]);
+    char *path = fs_join(dir, parts[i]), *tmp = mem_printf("%s.tmp", path);
     rc = fs_remove_tree(path, err);
+    if (rc == 0) rc = fs_remove_tree(tmp, err); /* of a run that was killed while it saved */
     free(path);
+    free(tmp);
   }
   return rc;
 }
@@ -64,7 +66,7 @@ static int prepare(const Recipe *r, bool resume, Error *err) {
   if (resume && !fs_exists(recipe))
     rc = error_set(err, "%s: nothing to resume: no recipe.yaml of an earlier run", dir);
   if (!resume && r->run.overwrite) rc = remove_run(dir, err);
-  if (!resume && rc == 0) {
+  if (!resume && !r->run.overwrite) {
     Error why = {""};
     char *found = any_entry(dir, &why);
     if (found)

@@ -62,6 +62,7 @@ int stage_run(Session *s, Stage *stage, Error *err) {
   }
   while (at->step < stage->steps)
     if (one_step(s, stage, err)) return -1;
+  report_break(s->report);
   return 0;
 }
 

@@ -44,11 +44,12 @@ rewards:
   - {kind: model, weight: 1}
   - {kind: length, weight: 0.5, target: 6}
   - {kind: words, weight: 0, words: [the, fox]}
+# eps: where a gradient is all but zero, AdamW's first steps would blow its rounding up to lr.
 optimizer:
-  sft: {lr: 3.0e-3, warmup_steps: 2}
-  reward: {lr: 3.0e-3}
-  actor: {lr: 1.0e-3}
-  critic: {lr: 3.0e-3}
+  sft: {lr: 3.0e-3, warmup_steps: 2, eps: 1.0e-4}
+  reward: {lr: 3.0e-3, eps: 1.0e-4}
+  actor: {lr: 1.0e-3, eps: 1.0e-4}
+  critic: {lr: 3.0e-3, eps: 1.0e-4}
 checkpoint: {every: 2}
 report: {measure_peak: false}
 EOF
@@ -72,19 +73,19 @@ same_to() {
   paste -d '\n' <(figures "$2" | tr -d '{}"') <(figures "$3" | tr -d '{}"') | awk -F, -v tol="$1" '
     NR % 2 { n = split($0, first, ","); next }
     {
-      if (NF != n) { print "# fields differ: " $0; bad = 1; exit }
+      if (NF != n) { print "# fields differ: " $0; bad++; exit }
       for (i = 1; i <= n; i++) {
         split(first[i], a, ":"); split($i, b, ":")
         d = a[2] - b[2]; if (d < 0) d = -d
         size = a[2] < 0 ? -a[2] : a[2]; if (size < 1) size = 1
         numeric = a[2] ~ /^[-+0-9.eE]+$/
         if (a[1] != b[1] || (numeric && !(d <= tol * size)) || (!numeric && a[2] != b[2])) {
-          print "# " first[i] " and " $i; bad = 1
+          if (bad++ < 5) print "# " first[i] " and " $i
         }
       }
       lines++
     }
-    END { exit bad || lines == 0 }'
+    END { exit bad > 0 || lines == 0 }'
 }
 
 # Bit for bit: figures, samples and weights.
@@ -127,6 +128,9 @@ whole_run() {
 }
 ok "sft, reward and ppo on one rank" whole_run
 
+before_and_after() { [ "$(grep -c '^  before ' out)" = 4 ] && [ "$(grep -c '^  after ' out)" = 4 ]; }
+ok "held-out answers are shown before and after" before_and_after
+
 numbers_make_sense() {
   figures one | awk '
     /"stage":"ppo"/ && !/"step":0,/ {
@@ -152,7 +156,7 @@ phases_add_up() {
 }
 ok "the phases of a step add up to it" phases_add_up
 
-report_again() { "$rlhf" report one | cmp - out; }
+report_again() { "$rlhf" report one | cmp - <(sed -n '/ steps on /,$p' out); }
 ok "rlhf report prints the table again" report_again
 
 within_plan() {
@@ -178,7 +182,10 @@ ok "a directory in use is refused" in_use
 ended() { train 1 one --resume && grep -q 'has ended already' err; }
 ok "resuming an ended run says so" ended
 ok "nothing to resume is an error" fails 'nothing to resume' train 1 nowhere --resume
-again() { train 1 one --set run.overwrite=true --set stages='[sft]' && [ ! -e one/actor ]; }
+again() {
+  echo mine >one/notes.txt
+  train 1 one --set run.overwrite=true --set stages='[sft]' && [ ! -e one/actor ] && [ -s one/notes.txt ]
+}
 ok "run.overwrite starts anew" again
 unwritable() { fails 'tiny.yaml/run' train 1 tiny.yaml/run; }
 ok "an impossible directory is refused" unwritable
@@ -187,33 +194,39 @@ ok "an impossible directory is refused" unwritable
 
 # Each evaluation of the rewards takes a tenth of a second, so that a kill hits the middle.
 slow() { # RANKS DIRECTORY ARGUMENT...
-  train "$@" --set 'rewards=[{kind: model}, {kind: command, command: "sleep 0.1; awk \"{print length}\""}]' \
+  train "$@" --set 'rewards=[{kind: model}, {kind: command, command: "sleep 0.1; awk \"{print length / 100}\""}]' \
     --set ppo.steps=8 --set ppo.eval_every=4
 }
 
-pid_of() { # a process that runs rlhf itself in this directory; mpirun is none
+# A process that runs rlhf itself for this directory; mpirun is none.
+pid_of() { # DIRECTORY
   local p
-  for p in /proc/[0-9]*; do
-    [ "$(readlink "$p/exe" 2>/dev/null)" = "$(readlink -f "$rlhf")" ] || continue
-    tr '\0' '\n' <"$p/cmdline" 2>/dev/null | grep -qx "run.directory=$1" && echo "${p#/proc/}"
-  done | tail -n 1
+  for p in $(grep -laz "run.directory=$1" /proc/[0-9]*/cmdline 2>/dev/null); do
+    p=${p%/cmdline}
+    [ "$p/exe" -ef "$rlhf" ] && echo "${p#/proc/}" && return
+  done
 }
 
-killed_at() { # DIRECTORY CHECKPOINT COMMAND...: true when it was killed before its end
-  local dir=$1 checkpoint=$2 job
+# killed_at DIRECTORY CHECKPOINT COMMAND...: one of the command's processes is killed with -9 as soon as
+# the checkpoint is there; true when that was before its end.
+killed_at() {
+  local dir=$1 checkpoint=$1/checkpoints/$2 job pid
   shift 2
   "$@" &
   job=$!
-  wait_for "$dir/checkpoints/$checkpoint" && kill -9 "$(pid_of "$dir")"
+  wait_for "$dir/recipe.yaml"
+  pid=$(pid_of "$dir")
+  while [ ! -e "$checkpoint" ] && [ -e "/proc/$pid" ]; do :; done # a sleep would come too late
+  kill -9 "$pid"
   wait "$job" 2>/dev/null # bash says that it was killed, on its own stderr
-  [ ! -e "$dir/actor" ]
+  ! grep -q '"done"' "$dir"/checkpoints/*/state.json
 }
 
 ppo_resume() { # RANKS
   local n=$1
   slow "$n" "plain$n" || return 1
   killed_at "cut$n" step_000012 slow "$n" "cut$n" || { echo "# not killed in time"; return 1; }
-  rm -rf "copy$n" && cp -r "cut$n" "copy$n"
+  cp -r "cut$n" "copy$n"
   slow "$n" "cut$n" --resume && same_run "plain$n" "cut$n"
 }
 ok "killed in ppo and resumed: bit for bit, 1 rank" ppo_resume 1
@@ -229,8 +242,7 @@ ok "a half-written checkpoint is passed over" half_written
 sft_only() { train 1 "$@" --set stages='[sft]' --set sft.steps=150 --set checkpoint.every=10; }
 sft_resume() {
   sft_only sft_plain || return 1
-  killed_at sft_cut step_000010 sft_only sft_cut || return 1
-  [ ! -e sft_cut/sft ] || { echo "# not killed in time"; return 1; }
+  killed_at sft_cut step_000010 sft_only sft_cut || { echo "# not killed in time"; return 1; }
   sft_only sft_cut --resume && same_run sft_plain sft_cut
 }
 ok "killed in sft and resumed: bit for bit" sft_resume
