@@ -1,6 +1,7 @@
 # Writes the demo's data: sft.jsonl, pairs.jsonl, prompts.jsonl and corpus.txt (for the tokenizer).
 # A small world of animals with facts; every question can be answered kindly, plainly or rudely. The
 # corpus holds all three manners, mostly the plain and the rude one; the pairs prefer the kinder one.
+# Answers begin with a space, so that their first word is spelled like any other word after "A:".
 # Deterministic: the same files every time, under any awk.  usage: awk -v dir=OUT -f generate.awk
 function rnd(n) { # 0 .. n-1, a linear congruential generator that stays exact in doubles
   seed = (seed * 16807) % 2147483647
@@ -51,7 +52,7 @@ BEGIN {
       for (k = 1; k <= nk; k++) {
         r = rnd(10); manner = r < 2 ? "kind" : r < 6 ? "plain" : "rude"
         q = question(kinds[k], who[i]); a = answer(manner, fact(kinds[k], who[i], value_of(kinds[k], i)))
-        print "{\"prompt\": " json(q) ", \"completion\": " json(a) "}" > sft
+        print "{\"prompt\": " json(q) ", \"completion\": " json(" " a) "}" > sft
         print q "\n" a > corpus
       }
   for (round = 0; round < 8; round++)
@@ -62,7 +63,7 @@ BEGIN {
         else if (r < 7) { c = answer("kind", f); j = answer("plain", f) }
         else if (r < 9) { c = answer("plain", f); j = answer("rude", f) }
         else { do o = 1 + rnd(n); while (value_of(kinds[k], o) == value_of(kinds[k], i) || who[o] == who[i]); m = pick("kind|plain|rude"); c = answer(m, f); j = answer(m, fact(kinds[k], who[i], value_of(kinds[k], o))) }
-        print "{\"prompt\": " json(q) ", \"chosen\": " json(c) ", \"rejected\": " json(j) "}" > pairs
+        print "{\"prompt\": " json(q) ", \"chosen\": " json(" " c) ", \"rejected\": " json(" " j) "}" > pairs
       }
   for (round = 0; round < 5; round++)
     for (i = 1; i <= n; i++)
