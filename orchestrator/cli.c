@@ -52,9 +52,9 @@ static CliResult fail_command(const char *name, Error *err) {
   names[N_COMMANDS + 1] = "--version";
   const char *near = nearest_name(name, names, N_COMMANDS + 2);
   if (near)
-    error_set(err, "unknown command \"%s\"; did you mean \"%s\"?", name, near);
+    error_set(err, "unknown command \"%s\"; did you mean \"%s\"?\nsee rlhf --help", name, near);
   else
-    error_set(err, "unknown command \"%s\"; rlhf --help lists them", name);
+    error_set(err, "unknown command \"%s\"\nsee rlhf --help", name);
   return CLI_USAGE;
 }
 
@@ -85,7 +85,11 @@ static CliResult run_command(const Command *c, int argc, char **argv, Error *err
   else if (!rc)
     rc = c->run(&a, err);
   args_free(&a);
-  if (rc == CLI_USAGE) error_prefix(err, "%s", c->name);
+  if (rc == CLI_USAGE) {
+    size_t used = strlen(err->msg);
+    snprintf(err->msg + used, sizeof err->msg - used, "\nsee rlhf %s --help", c->name);
+    error_prefix(err, "%s", c->name);
+  }
   return rc;
 }
 
@@ -131,10 +135,7 @@ int cli_main(int argc, char **argv) {
     rc = dispatch(argc - 1, argv + 1, &err);
     if (rc == CLI_OK && out_flush(&err)) rc = CLI_FAILED;
   }
-  if (launch_rank() == 0) {
-    print_error(&err);
-    if (rc == CLI_USAGE && argc >= 2) fputs("rlhf: see rlhf --help\n", stderr);
-  }
+  if (launch_rank() == 0) print_error(&err);
   launch_finish();
   return rc;
 }
