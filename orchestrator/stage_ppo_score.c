@@ -135,6 +135,16 @@ static void name_term(const Recipe *r, int t, char *out, size_t size) {
     snprintf(out, size, "%s_%d", r->rewards[t].kind, number);
 }
 
+/* One term alone, with weight 1. Rows of the model, which are never evaluated, stand before it, so
+ * that messages name it by its place in the recipe. */
+static RewardTerms *term_alone(const Recipe *r, int t, Error *err) {
+  RewardTerm rows[RECIPE_MAX_REWARDS] = {0};
+  for (int i = 0; i < t; i++) rows[i].kind = "model";
+  rows[t] = r->rewards[t];
+  rows[t].weight = 1;
+  return reward_terms_create(rows, t + 1, err);
+}
+
 int score_terms_open(Ppo *p, Error *err) {
   const Recipe *r = p->s->recipe;
   for (int t = 0; t < r->n_rewards; t++, p->n_terms++) {
@@ -142,9 +152,7 @@ int score_terms_open(Ppo *p, Error *err) {
     name_term(r, t, term->name, sizeof term->name);
     term->weight = r->rewards[t].weight;
     if (strcmp(r->rewards[t].kind, "model") == 0) continue;
-    RewardTerm alone = r->rewards[t];
-    alone.weight = 1;
-    term->terms = reward_terms_create(&alone, 1, err);
+    term->terms = term_alone(r, t, err);
     if (!term->terms) return -1;
   }
   return 0;

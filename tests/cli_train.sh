@@ -194,7 +194,7 @@ ok "an impossible directory is refused" unwritable
 
 # Each evaluation of the rewards takes a tenth of a second, so that a kill hits the middle.
 slow() { # RANKS DIRECTORY ARGUMENT...
-  train "$@" --set 'rewards=[{kind: model}, {kind: command, command: "sleep 0.1; awk \"{print length / 100}\""}]' \
+  train "$@" --set 'rewards=[{kind: model}, {kind: command, command: "sleep 0.1; awk \"{print 0.01 * length}\""}]' \
     --set ppo.steps=8 --set ppo.eval_every=4
 }
 
@@ -254,7 +254,7 @@ ok "only the newest checkpoints are kept" only_kept
 # ---- what must be refused ----
 
 bad_command() {
-  fails 'exit.* 3' train 2 bad --set 'rewards=[{kind: model}, {kind: command, command: "exit 3"}]' &&
+  fails 'rewards.1. .command.*exit.* 3' train 2 bad --set 'rewards=[{kind: model}, {kind: command, command: "exit 3"}]' &&
     [ ! -e bad/actor ]
 }
 ok "a failing reward command ends the run with one error" bad_command

@@ -238,7 +238,7 @@ static int row_fields(char *text, const char *title, char *field[16]) {
 static void the_table_counts_what_it_says(void **state) {
   (void)state;
   ReportTotals t = sample_totals();
-  char *text = print_table(&t), *f[16];
+  char *text = print_table(&t), *f[16] = {NULL};
   assert_int_equal(row_fields(text, "\nrollout", f), 13);
   /* seconds, share, sequences, prompt, generated, 50 / 2 s, per rank, GFLOP, utilisation */
   const char *rollout[] = {"2.00", "25.0%", "8",    "1000", "50",   "25", "13",
