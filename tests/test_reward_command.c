@@ -1,7 +1,9 @@
 /* The external command: what it is told, what it may answer, and every way it can fail. */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/fs.h"
@@ -179,16 +181,39 @@ static void timeouts(void **state) {
   free(path);
 }
 
-static void no_descriptors_are_left(void **state) {
+/* The command starts with SIGPIPE as a shell has it, whatever this program did with it. */
+static void signals_are_reset(void **state) {
   (void)state;
-  int before = dup(0), after;
-  close(before);
+  sigset_t sigpipe, before;
+  sigemptyset(&sigpipe);
+  sigaddset(&sigpipe, SIGPIPE);
+  for (int ignore = 0; ignore < 2; ignore++) {
+    if (ignore)
+      signal(SIGPIPE, SIG_IGN);
+    else
+      sigprocmask(SIG_BLOCK, &sigpipe, &before);
+    fails("kill -PIPE $$; seq 3", "signal 13");
+    if (ignore)
+      signal(SIGPIPE, SIG_DFL);
+    else
+      sigprocmask(SIG_SETMASK, &before, NULL);
+  }
+}
+
+static int open_descriptors(void) {
+  int n = 0;
+  for (int fd = 0; fd < 256; fd++) n += fcntl(fd, F_GETFD) >= 0;
+  return n;
+}
+
+static void nothing_is_left(void **state) {
+  (void)state;
+  int before = open_descriptors();
   fails("exit 1", "status 1");
   fails("yes 1", "more than");
   fails_within("sleep 9", 0.05, "seconds");
-  after = dup(0);
-  close(after);
-  assert_int_equal(before, after);
+  assert_int_equal(open_descriptors(), before);
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child, no zombie */
 }
 
 static void bad_settings(void **state) {
@@ -213,7 +238,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(wrong_answers),
     cmocka_unit_test(floods),
     cmocka_unit_test(timeouts),
-    cmocka_unit_test(no_descriptors_are_left),
+    cmocka_unit_test(signals_are_reset),
+    cmocka_unit_test(nothing_is_left),
     cmocka_unit_test(bad_settings),
 };
 TEST_MAIN(tests)

@@ -93,7 +93,7 @@ static float *reference_gradient(Model *m, const PairBatch *b) {
 
 static PairStats reference_statistics(Model *m, const PairBatch *b) {
   PairStats s = {0};
-  double score[2 * PAIRS], n = b->n_pairs;
+  double score[2 * PAIRS] = {0}, n = b->n_pairs;
   for (int i = 0; i < 2 * b->n_pairs; i++) score[i] = score_alone(m, b->offsets, b->tokens, i);
   for (int i = 0; i < b->n_pairs; i++) {
     double c = score[2 * i], j = score[2 * i + 1];
