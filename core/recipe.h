@@ -7,7 +7,14 @@
  * ..." with what was found, what was expected and, for an unknown key, the nearest known one.
  *
  * Strings are owned by the recipe; "" means not given. Input paths are relative to the recipe's
- * folder and are stored resolved; run.directory is relative to the working directory. */
+ * folder (those of --set to the working directory) and are stored absolute; run.directory is
+ * relative to the working directory.
+ *
+ * What is resolved after loading: run.directory (runs/NAME of the recipe), the models that were not
+ * given (reward from actor where a reward stage trains it; critic from reward, else from actor;
+ * reference from actor), init_head (true where the source has no scalar head), rewards (one term,
+ * model), data.chat.assistant_prefix, data.prompts.max_tokens (rollout.max_prompt_tokens), and
+ * eval_every 0 where nothing is held out. */
 #ifndef CORE_RECIPE_H
 #define CORE_RECIPE_H
 

@@ -21,7 +21,7 @@ typedef struct Generation {
 /* Request r is sample r % samples of prompt r / samples; rank r % world generates it. */
 static int own_requests(const Generation *g, const Sequences *s, GenRequest **out) {
   int n = 0, all = s->n * g->samples, world = g->e.grid->world;
-  *out = mem_alloc((size_t)(all / world + 1), sizeof **out);
+  *out = mem_alloc((size_t)(all / world) + 1, sizeof **out);
   for (int r = g->e.grid->rank; r < all; r += world) {
     int i = r / g->samples;
     (*out)[n++] = (GenRequest){.prompt = s->tokens.v + s->offsets[i],

@@ -19,11 +19,15 @@ static Recipe *parse(const char *text, const char *const *sets, int n, Error *er
   return recipe_parse(text, strlen(text), "dir/x.yaml", sets, n, err);
 }
 
+static Recipe *loaded(Recipe *r, const Error *err) {
+  if (r) return r;
+  fail_msg("%s", err->msg);
+  abort(); /* fail_msg does not come back */
+}
+
 static Recipe *must(const char *text, const char *const *sets, int n) {
   Error err;
-  Recipe *r = parse(text, sets, n, &err);
-  if (!r) fail_msg("%s", err.msg);
-  return r;
+  return loaded(parse(text, sets, n, &err), &err);
 }
 
 static void gives(const char *text, const char *const *sets, int n, const char *message) {
@@ -238,8 +242,7 @@ static void files(void **state) {
   char path[512], want[600];
   snprintf(path, sizeof path, "%s/r.yaml", test_tmp());
   assert_int_equal(fs_write_atomic(path, base, sizeof base - 1, &err), 0);
-  Recipe *r = recipe_load(path, NULL, 0, &err);
-  if (!r) fail_msg("%s", err.msg);
+  Recipe *r = loaded(recipe_load(path, NULL, 0, &err), &err);
   snprintf(want, sizeof want, "%s/a.jsonl", test_tmp());
   assert_string_equal(r->data.sft.path, want);
   assert_string_equal(r->data.preference.path, "/abs/b.jsonl");
@@ -348,8 +351,8 @@ static void round_trip(const char *text, const char *const *sets, int n) {
   Recipe *r = must(text, sets, n);
   char *first = print(r);
   Error err;
-  Recipe *again = recipe_parse(first, strlen(first), "elsewhere/other.yaml", NULL, 0, &err);
-  if (!again) fail_msg("%s\n%s", err.msg, first);
+  Recipe *again =
+      loaded(recipe_parse(first, strlen(first), "elsewhere/other.yaml", NULL, 0, &err), &err);
   char *second = print(again);
   assert_string_equal(first, second);
   /* Every field, not only what is printed: pointers aside, the structs are the same. */
@@ -370,18 +373,19 @@ static void round_trip(const char *text, const char *const *sets, int n) {
 static void prints_what_loads_back(void **state) {
   (void)state;
   round_trip(base, NULL, 0);
-  const char *sets[] = {
+  static const char terms[] =
       "rewards=[{kind: length, target: 4, weight: -0.1}, {kind: words, words: [a, "
       "'b c', \"\\u2028\"]}, model, {kind: regex, pattern: '\\d+\"\\\\'}, exact, "
-      "{kind: command, command: \"cat\\n#\\t\\x85\\x7f\\uFEFF\\uFFFE é 字\"}]",
-      "optimizer.actor.lr=3.3333333333333335e-7",
-      "data.prompts.answer_field=answer",
-      "data.sft={path: s, held_out: 0, separator: '', text_field: ''}",
-      "data.chat={name: custom, user: 'U {content}', assistant: 'A {content}.'}",
-      "run.seed=9007199254740991",
-      "ppo.kl_coef=0.1",
-      "models.actor={init: {hidden_size: 24, layers: 1, heads: 2, ffn: 8}}",
-      "tokenizer=t"};
+      "{kind: command, command: \"cat\\n#\\t\\x85\\x7f\\uFEFF\\uFFFE é 字\"}]";
+  const char *sets[] = {terms,
+                        "optimizer.actor.lr=3.3333333333333335e-7",
+                        "data.prompts.answer_field=answer",
+                        "data.sft={path: s, held_out: 0, separator: '', text_field: ''}",
+                        "data.chat={name: custom, user: 'U {content}', assistant: 'A {content}.'}",
+                        "run.seed=9007199254740991",
+                        "ppo.kl_coef=0.1",
+                        "models.actor={init: {hidden_size: 24, layers: 1, heads: 2, ffn: 8}}",
+                        "tokenizer=t"};
   round_trip(base, sets, 9);
 }
 
@@ -393,8 +397,7 @@ static void texts_print_and_load(void **state) {
   Recipe *r = must(base, &set, 1);
   char *text = print(r);
   Error err;
-  Recipe *again = recipe_parse(text, strlen(text), "y.yaml", NULL, 0, &err);
-  if (!again) fail_msg("%s", err.msg);
+  Recipe *again = loaded(recipe_parse(text, strlen(text), "y.yaml", NULL, 0, &err), &err);
   assert_string_equal(r->rewards[0].command, again->rewards[0].command);
   assert_int_equal(strlen(r->rewards[0].command), 26);
   free(text);
