@@ -39,6 +39,15 @@ done
 run help recipe
 ok "help recipe is the reference of keys" grep -q '^| `clip_low` | number | `0.2` | above 0 and below 1 |' out
 
+ok "recipes/REFERENCE.md is that reference" cmp out "$root/recipes/REFERENCE.md"
+
+# the resolved recipe is a recipe, and resolved already
+run check "$root/recipes/demo.yaml"
+ok "check prints YAML" grep -q '^  clip_low: 0.2$' out
+cp out resolved.yaml
+run check resolved.yaml
+ok "which loads back to the same" cmp out resolved.yaml
+
 # usage: status 2, the nearest name
 refuses 2 'unknown command "trian"; did you mean "train"?' trian
 refuses 2 'unknown command "xyzzy"' xyzzy
