@@ -90,7 +90,8 @@ typedef struct Ops {
   void (*attention_bwd)(Device *, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
                         Segments seg, AttnShape s, Tensor dqkv_NQ);
 
-  /* Paged KV cache: pages are [n_pages, page_size, K, D], one tensor for k and one for v per layer.
+  /* Paged KV cache: pages are [n_pages, page_size, K, D], one tensor for k and one for v per layer;
+   * how a page is laid out inside is the back end's own affair.
    * slot_N (I32) = page * page_size + place of each row's token. */
   void (*kv_write)(Device *, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k_pages,
                    Tensor v_pages);
@@ -186,9 +187,9 @@ typedef struct Grid {
   Comm *inter; /* the ranks with this local rank, by node */
 } Grid;
 
-/* Starts MPI (works without mpirun: one rank) and sets die()'s rank and hook. Rank 0 of a world
- * that no one launched is alone. ranks_per_node 0: hosts decide. Refuses unequal nodes with an
- * error. */
+/* Starts MPI if a launcher (mpirun, srun) started this process, and sets die()'s rank and hook; a
+ * process that no one launched is one rank, without MPI. grid_create: ranks_per_node 0: hosts decide.
+ * Refuses unequal nodes with an error. */
 int launch_init(int *argc, char ***argv, Error *err);
 int launch_rank(void);
 int launch_world(void);

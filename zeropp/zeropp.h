@@ -138,7 +138,9 @@ void zeropp_init_random(ZeroPP *z, uint64_t seed);
 
 /* Training state in one file (safetensors, full tensors "master/NAME", "moment1/NAME", ..., so that
  * another number of ranks can read it): every rank writes its own pieces. Collective; agrees on
- * errors. */
+ * errors. A save that fails leaves no file. A load checks names, shapes and types before it changes
+ * anything; should the disk fail in the middle, the state is partly read and the model of no use.
+ */
 int zeropp_save_state(ZeroPP *z, const char *path, Error *err);
 int zeropp_load_state(ZeroPP *z, const char *path, Error *err);
 
