@@ -188,8 +188,8 @@ typedef struct Grid {
 } Grid;
 
 /* Starts MPI if a launcher (mpirun, srun) started this process, and sets die()'s rank and hook; a
- * process that no one launched is one rank, without MPI. grid_create: ranks_per_node 0: hosts decide.
- * Refuses unequal nodes with an error. */
+ * process that no one launched is one rank, without MPI. grid_create: ranks_per_node 0: hosts
+ * decide. Refuses unequal nodes with an error. */
 int launch_init(int *argc, char ***argv, Error *err);
 int launch_rank(void);
 int launch_world(void);
