@@ -12,7 +12,7 @@ for source in tests/fuzz_*.c; do
   for c in $(sed -n 's/.*corpus: \([^*]*\).*/\1/p' "$source"); do
     [ -e "$shared/$c" ] && corpus+=("$shared/$c")
   done
-  if out=$(timeout 120 "$build/$target" "${FUZZ_ITERATIONS:-50000}" 1 "$last" "${corpus[@]}" 2>&1); then
+  if out=$(timeout 120 "$build/$target" "${FUZZ_ITERATIONS:-20000}" 1 "$last" "${corpus[@]}" 2>&1); then
     echo "ok $n - $target: $out"
   else
     echo "not ok $n - $target: status $?, input kept in $last"

@@ -36,7 +36,10 @@ static void add_path(Corpus *c, const char *path) {
   if (!d) {
     size_t len;
     char *text = c->n < MAX_SEEDS ? fs_read(path, &len, NULL) : NULL;
-    if (text && len <= LONGEST) c->seed[c->n++] = (FuzzSeed){text, len};
+    if (text && len <= LONGEST)
+      c->seed[c->n++] = (FuzzSeed){text, len};
+    else
+      free(text);
     return;
   }
   for (struct dirent *e; (e = readdir(d));) {

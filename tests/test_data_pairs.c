@@ -109,10 +109,11 @@ static void published_files(void **state) {
     const char *path, *keys;
     int records;
   } files[] = {
-      {"data/preferences/dpo_en_demo.json", ", messages_field: conversations", 299},
+      {"data/preferences/dpo_en_demo.json", ", messages_field: conversations, max_records: 100",
+       100},
       {"data/preferences/v1_dpo_demo.jsonl",
        ", chosen_field: chosen_messages, rejected_field: rejected_messages", 10},
-      {"data/preferences/hh-rlhf-harmless-base-test.jsonl.gz", ", max_records: 400", 400},
+      {"data/preferences/hh-rlhf-harmless-base-test.jsonl.gz", ", max_records: 100", 100},
   };
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
     char *keys = mem_printf("%s, max_tokens: 4096, held_out: 0.1", files[i].keys);
