@@ -82,7 +82,6 @@ void arena_pop(Arena *a, ArenaMark m) {
     b->used = keep;
   }
   a->current = m.block;
-  if (a->in_use == 0) a->current = 0;
   if (a->in_use == 0 && a->n_blocks > 1) {
     size_t size = arena_capacity(a);
     release_blocks(a);
