@@ -1,8 +1,13 @@
-/* The paged KV cache: writing rows into pages, and one query per sequence against its pages. */
+/* The paged KV cache: writing rows into pages, and one query per sequence against its pages.
+ *
+ * Inside a page each kv head has its own block: of k [D, page_size], so that scores of consecutive
+ * tokens lie in the lanes of a vector and nothing is summed across lanes, and of v [page_size, D].
+ * A page that holds whole vectors of tokens is read by vectors, any other by plain loops. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/tile.h"
 #include "kernels/cpu/vecmath.h"
 
 static void check_pages(AttnShape s, Tensor pages) {
@@ -20,26 +25,86 @@ void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k
   int64_t slots = k_pages.dim[0] * k_pages.dim[1];
   require(v_pages.dim[0] * v_pages.dim[1] == slots);
   const int32_t *slot = tensor_i32(slot_N);
+  int64_t size = k_pages.dim[1], D = s.head_dim;
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (n * width >= PARALLEL_MIN)
   for (int64_t i = 0; i < n; i++) {
     if (slot[i] < 0 || slot[i] >= slots)
       die("KV slot %d is outside [0, %lld)", slot[i], (long long)slots);
-    const float *k = tensor_f32(qkv_NQ) + i * q + (int64_t)s.n_heads * s.head_dim;
-    memcpy(tensor_f32(k_pages) + slot[i] * width, k, sizeof(float) * (size_t)width);
-    memcpy(tensor_f32(v_pages) + slot[i] * width, k + width, sizeof(float) * (size_t)width);
+    const float *k = tensor_f32(qkv_NQ) + i * q + s.n_heads * D, *v = k + width;
+    int64_t page = slot[i] / size * size * width, place = slot[i] % size;
+    for (int64_t h = 0; h < s.n_kv_heads; h++) {
+      float *k_block = tensor_f32(k_pages) + page + h * D * size;
+      float *v_block = tensor_f32(v_pages) + page + h * D * size;
+      for (int64_t j = 0; j < D; j++) k_block[j * size + place] = k[h * D + j];
+      memcpy(v_block + place * D, v + h * D, sizeof(float) * (size_t)D);
+    }
   }
 }
 
-/* score[j] = scale q.k_j for n keys that lie stride floats apart. */
-static void score_keys(int64_t D, float scale, const float *q, int64_t n, const float *k,
-                       int64_t stride, float *score) {
-  for (int64_t j = 0; j < n; j++) {
-    const float *kj = k + j * stride;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < D; i++) sum += q[i] * kj[i];
-    score[j] = sum * scale;
+typedef struct DecodeArgs {
+  AttnShape s;
+  int64_t page_size, n_pages, table_width;
+  const float *q, *k_pages, *v_pages;
+  const int32_t *table, *len;
+  int64_t q_stride;
+  float *out;
+} DecodeArgs;
+
+/* The block of a kv head in a page of sequence b. */
+static const float *block_at(const DecodeArgs *a, const float *pages, int64_t b, int64_t page,
+                             int64_t kv_head) {
+  int32_t id = a->table[b * a->table_width + page];
+  if (id < 0 || id >= a->n_pages) die("KV page %d is outside [0, %lld)", id, (long long)a->n_pages);
+  return pages + ((int64_t)id * a->s.n_kv_heads + kv_head) * a->page_size * a->s.head_dim;
+}
+
+/* score[j] = q.k_j for the tokens of a block; q is scaled. */
+static void score_block(int64_t D, const float *q, int64_t size, const float *k, float *score) {
+  enum { CHAINS = 4 }; /* sums that do not wait for each other */
+  if (size % VEC != 0) {
+    for (int64_t j = 0; j < size; j++) score[j] = 0;
+    for (int64_t i = 0; i < D; i++)
+#pragma omp simd
+      for (int64_t j = 0; j < size; j++) score[j] += q[i] * k[i * size + j];
+    return;
   }
+  for (int64_t j = 0; j < size; j += VEC) {
+    Vec sum[CHAINS] = {{0}};
+    int64_t i = 0;
+    for (; i + CHAINS <= D; i += CHAINS)
+      for (int c = 0; c < CHAINS; c++) sum[c] += q[i + c] * vec_load(k + (i + c) * size + j);
+    for (; i < D; i++) sum[0] += q[i] * vec_load(k + i * size + j);
+    vec_store(score + j, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
+}
+
+/* Vectors [0, vecs) of out += sum of weight[j] v_j, even and odd tokens in sums of their own. */
+static inline __attribute__((always_inline)) void add_vectors(int vecs, int64_t D, int64_t n,
+                                                              const float *weight, const float *v,
+                                                              float *out) {
+  Vec even[4], odd[4];
+  for (int c = 0; c < vecs; c++) {
+    even[c] = vec_load(out + c * VEC);
+    odd[c] = (Vec){0};
+  }
+  int64_t j = 0;
+  for (; j + 2 <= n; j += 2)
+    for (int c = 0; c < vecs; c++) {
+      even[c] += weight[j] * vec_load(v + j * D + c * VEC);
+      odd[c] += weight[j + 1] * vec_load(v + (j + 1) * D + c * VEC);
+    }
+  for (int c = 0; j < n && c < vecs; c++) even[c] += weight[j] * vec_load(v + j * D + c * VEC);
+  for (int c = 0; c < vecs; c++) vec_store(out + c * VEC, even[c] + odd[c]);
+}
+
+/* out += sum of weight[j] v_j over n tokens of a block. */
+static void add_block(int64_t D, int64_t n, const float *weight, const float *v, float *out) {
+  int64_t i = 0;
+  for (; i + 4 * VEC <= D; i += 4 * VEC) add_vectors(4, D, n, weight, v + i, out + i);
+  for (; i + VEC <= D; i += VEC) add_vectors(1, D, n, weight, v + i, out + i);
+  if (i == D) return;
+  for (int64_t j = 0; j < n; j++)
+    for (int64_t c = i; c < D; c++) out[c] += weight[j] * v[j * D + c];
 }
 
 /* score becomes exp(score - max); returns their sum. */
@@ -55,59 +120,38 @@ static float softmax_scores(int64_t n, float *score) {
   return sum;
 }
 
-/* out += sum of score[j] v_j. */
-static void add_values(int64_t D, int64_t n, const float *score, const float *v, int64_t stride,
-                       float *out) {
-  for (int64_t j = 0; j < n; j++) {
-    const float *vj = v + j * stride;
-#pragma omp simd
-    for (int64_t i = 0; i < D; i++) out[i] += score[j] * vj[i];
+/* All query heads of one kv head of sequence b, so that its blocks are read once. q: scratch of a
+ * head, score: [heads of the group, stride]. */
+static void decode_group(const DecodeArgs *a, int64_t b, int64_t kv_head, float *q, float *score,
+                         int64_t stride) {
+  int64_t D = a->s.head_dim, size = a->page_size, group = a->s.n_heads / a->s.n_kv_heads;
+  int64_t len = a->len[b], first = a->s.window > 0 ? max_i64(0, len - a->s.window) : 0;
+  const float *q_row = a->q + b * a->q_stride + kv_head * group * D;
+  float *out = a->out + (b * a->s.n_heads + kv_head * group) * D;
+  for (int64_t i = 0; i < group * D; i++) {
+    q[i] = a->s.scale * q_row[i];
+    out[i] = 0;
   }
-}
-
-typedef struct DecodeArgs {
-  AttnShape s;
-  int64_t page_size, n_pages, table_width;
-  const float *q, *k_pages, *v_pages;
-  const int32_t *table, *len;
-  int64_t q_stride;
-  float *out;
-} DecodeArgs;
-
-static const float *page_at(const DecodeArgs *a, const float *pages, int64_t b, int64_t page,
-                            int64_t kv_head) {
-  int32_t id = a->table[b * a->table_width + page];
-  if (id < 0 || id >= a->n_pages) die("KV page %d is outside [0, %lld)", id, (long long)a->n_pages);
-  return pages + ((int64_t)id * a->page_size * a->s.n_kv_heads + kv_head) * a->s.head_dim;
-}
-
-/* Query head h of sequence b. score is scratch of len[b]. */
-static void decode_head(const DecodeArgs *a, int64_t b, int64_t h, float *score) {
-  int64_t D = a->s.head_dim, kh = h / (a->s.n_heads / a->s.n_kv_heads), len = a->len[b];
-  int64_t first = a->s.window > 0 ? max_i64(0, len - a->s.window) : 0;
-  int64_t stride = a->s.n_kv_heads * D, size = a->page_size;
-  const float *q = a->q + b * a->q_stride + h * D;
-  float *out = a->out + (b * a->s.n_heads + h) * D;
-  for (int64_t j = first; j < len;) {
-    int64_t page = j / size, end = min_i64(len, (page + 1) * size);
-    const float *k = page_at(a, a->k_pages, b, page, kh) + (j - page * size) * stride;
-    score_keys(D, a->s.scale, q, end - j, k, stride, score + j);
-    j = end;
+  for (int64_t p = first / size; p * size < len; p++) {
+    const float *k = block_at(a, a->k_pages, b, p, kv_head);
+    for (int64_t h = 0; h < group; h++)
+      score_block(D, q + h * D, size, k, score + h * stride + p * size);
   }
-  float sum = softmax_scores(len - first, score + first);
-  for (int64_t i = 0; i < D; i++) out[i] = 0;
-  for (int64_t j = first; j < len;) {
-    int64_t page = j / size, end = min_i64(len, (page + 1) * size);
-    const float *v = page_at(a, a->v_pages, b, page, kh) + (j - page * size) * stride;
-    add_values(D, end - j, score + j, v, stride, out);
-    j = end;
+  for (int64_t h = 0; h < group; h++) {
+    float *weight = score + h * stride + first;
+    float inverse = 1.0f / softmax_scores(len - first, weight);
+    for (int64_t j = 0; j < len - first; j++) weight[j] *= inverse;
   }
-  for (int64_t i = 0; i < D; i++) out[i] /= sum;
+  for (int64_t p = first / size; p * size < len; p++) {
+    int64_t from = max_i64(first, p * size), n = min_i64(len, (p + 1) * size) - from;
+    const float *v = block_at(a, a->v_pages, b, p, kv_head) + (from - p * size) * D;
+    for (int64_t h = 0; h < group; h++) add_block(D, n, score + h * stride + from, v, out + h * D);
+  }
 }
 
 void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,
                           Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
-  int64_t batch = qkv_BQ.dim[0], H = s.n_heads, longest = 0;
+  int64_t batch = qkv_BQ.dim[0], H = s.n_heads, longest = 0, group = H / s.n_kv_heads;
   require(is_f32(qkv_BQ, 2) && qkv_BQ.dim[1] == (H + 2 * s.n_kv_heads) * s.head_dim);
   require(page_table_BP.dtype == DT_I32 && page_table_BP.ndim == 2 &&
           page_table_BP.dim[0] == batch && is_i32_1d(len_B, batch));
@@ -131,12 +175,14 @@ void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor
           a.len[b], (long long)(a.table_width * a.page_size));
     longest = max_i64(longest, a.len[b]);
   }
+  int64_t stride = round_up(longest, a.page_size); /* scores are made by whole pages */
 #pragma omp parallel num_threads(d->threads) if (batch * H * longest * s.head_dim >= PARALLEL_MIN)
   {
-    float *score = mem_alloc((size_t)longest + 1, sizeof(float));
+    float *q = scratch_alloc(group * (s.head_dim + stride));
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; b++)
-      for (int64_t h = 0; h < H; h++) decode_head(&a, b, h, score);
-    free(score);
+      for (int64_t h = 0; h < s.n_kv_heads; h++)
+        decode_group(&a, b, h, q, q + group * s.head_dim, stride);
+    free(q);
   }
 }
