@@ -1,6 +1,8 @@
 /* The step line on stderr: a bar that is redrawn in place on a terminal, plain lines elsewhere. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "orchestrator/report.h"
@@ -32,11 +34,18 @@ static void format_time(double seconds, char *out, size_t size) {
     snprintf(out, size, "%ld:%02ld", s / 60, s % 60);
 }
 
-static void draw_bar(const Progress *p, int64_t step) {
+/* Columns of the terminal: a longer line would wrap, and could not be drawn over. */
+static int terminal_columns(void) {
+  struct winsize w;
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
+}
+
+static void draw_bar(const Progress *p, int64_t step, const char *line) {
+  char bar[BAR_WIDTH + 1] = "";
   int full = p->total > 0 ? (int)(step * BAR_WIDTH / p->total) : BAR_WIDTH;
-  fputs("\r\033[K[", stderr);
-  for (int i = 0; i < BAR_WIDTH; i++) fputc(i < full ? '=' : i == full ? '>' : ' ', stderr);
-  fputs("] ", stderr);
+  for (int i = 0; i < BAR_WIDTH; i++) bar[i] = i < full ? '=' : i == full ? '>' : ' ';
+  int room = terminal_columns() - BAR_WIDTH - 4;
+  fprintf(stderr, "\r\033[K[%s] %.*s", bar, room > 0 ? room : 0, line);
 }
 
 void progress_step(Progress *p, int64_t step, const char *figures, double step_seconds,
@@ -44,16 +53,19 @@ void progress_step(Progress *p, int64_t step, const char *figures, double step_s
   if (p->off) return;
   int64_t behind = step - p->done_at_start;
   double mean = behind > 0 ? (clock_seconds() - p->started) / (double)behind : 0;
-  char left[32];
-  format_time(mean * (double)(p->total - step), left, sizeof left);
-  if (p->bar) draw_bar(p, step);
-  fprintf(stderr, "%s %lld/%lld%s  %.2f s", p->stage, (long long)step, (long long)p->total, figures,
-          step_seconds);
-  if (tokens_per_second > 0) fprintf(stderr, "  %.0f tok/s", tokens_per_second);
-  if (behind > 0) fprintf(stderr, "  left %s", left);
-  p->drawn = p->bar;
-  if (!p->bar) fputc('\n', stderr);
+  char left[32] = "", rate[32] = "";
+  if (behind > 0) format_time(mean * (double)(p->total - step), left, sizeof left);
+  if (tokens_per_second > 0) snprintf(rate, sizeof rate, "  %.0f tok/s", tokens_per_second);
+  char *line =
+      mem_printf("%s %lld/%lld%s  %.2f s%s%s%s", p->stage, (long long)step, (long long)p->total,
+                 figures, step_seconds, rate, left[0] ? "  left " : "", left);
+  if (p->bar)
+    draw_bar(p, step, line);
+  else
+    fprintf(stderr, "%s\n", line);
   fflush(stderr);
+  free(line);
+  p->drawn = p->bar;
 }
 
 void progress_end(Progress *p) {

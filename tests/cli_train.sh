@@ -175,6 +175,17 @@ ok "the same on 2 nodes of 2 ranks" nodes
 micro() { train 1 micro --set batch.micro_tokens=40 --set zeropp.recompute=full && same_to 1e-5 one micro; }
 ok "the same with other micro-batches and recomputation" micro
 
+stops() {
+  train 1 stops --set ppo.max_kl=1e-9 && tail -n 1 stops/metrics.jsonl |
+    grep -q '"actor_updates":2,.*"epochs":1,.*"stopped_by_kl":1' # the first update starts at KL 0
+}
+ok "a step's epochs end when its KL passes the limit" stops
+filters() { train 1 filters --set rollout.top_k=5 --set rollout.allow_filters=true &&
+  tail -n 1 filters/metrics.jsonl | sed 's/.*"gap_mean"://; s/,.*//' | awk '{ exit !($1 > 0.5) }'; }
+ok "filtered sampling shows as a gap to the update's log-probs" filters
+bar() { train 1 bar --set stages='[sft]' --set report.progress=bar && grep -q '\[=*\] sft 5/5' err; }
+ok "a bar is drawn when asked for" bar
+
 # ---- run directories ----
 
 in_use() { fails 'one: not empty' train 1 one && [ "$(wc -l <one/metrics.jsonl)" = 17 ]; }
