@@ -70,13 +70,15 @@ refuses 1 'llama-reward: no tokenizer in this folder' score --model "$reward" --
 ok "short numbers" [ -z "$(list logprobs whole | tr ' ' '\n' | tr -d '.e-' | sed 's/^0*//' | grep -E '^[0-9]{12}')" ]
 
 bad() { # LINE TEXT: refused on line 3, while the others are answered
+  local name
+  name=$(printf '%.60s' "$1" | LC_ALL=C tr -c ' -~' '?')
   printf '{"tokens": [1, 2]}\n{"tokens": [1]}\n%s\n{"tokens": [1]}\n' "$1" >lines
   run score --model "$model" --tokens lines
   number=$((number + 1))
   if [ $rc = 1 ] && grep -qF "rlhf: lines:3" err && grep -qF "$2" err && [ "$(wc -l <out)" = 2 ]; then
-    echo "ok $number - refuses ${1:0:60}"
+    echo "ok $number - refuses $name"
   else
-    echo "not ok $number - refuses ${1:0:60}"
+    echo "not ok $number - refuses $name"
     sed 's/^/# /' out err
   fi
 }
