@@ -42,30 +42,29 @@ typedef struct Setup {
   int n, longest, max_new, per_prompt, rows, page_size, n_pages, prefill_tokens;
 } Setup;
 
-static Sim sim_open(uint64_t seed, Setup u) {
-  Sim m = {.n = u.n, .seed = seed, .prefill_tokens = u.prefill_tokens, .highest = -1};
+static void sim_open(Sim *m, uint64_t seed, Setup u) {
+  *m = (Sim){.n = u.n, .seed = seed, .prefill_tokens = u.prefill_tokens, .highest = -1};
   AttnShape shape = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 1};
-  m.arena = arena_create(NULL, take, give);
-  m.kv = kv_create(m.arena, shape, 2, u.n_pages, u.page_size);
-  m.req = mem_zalloc((size_t)u.n, sizeof *m.req);
-  m.out = mem_zalloc((size_t)u.n, sizeof *m.out);
-  m.limits = mem_zalloc((size_t)u.n, sizeof *m.limits);
-  m.prompts = mem_zalloc((size_t)u.longest, sizeof *m.prompts);
-  m.cells = mem_zalloc((size_t)u.n_pages * (size_t)u.page_size, sizeof *m.cells);
-  m.admitted = mem_zalloc((size_t)u.n, sizeof *m.admitted);
+  m->arena = arena_create(NULL, take, give);
+  m->kv = kv_create(m->arena, shape, 2, u.n_pages, u.page_size);
+  m->req = mem_zalloc((size_t)u.n, sizeof *m->req);
+  m->out = mem_zalloc((size_t)u.n, sizeof *m->out);
+  m->limits = mem_zalloc((size_t)u.n, sizeof *m->limits);
+  m->prompts = mem_zalloc((size_t)u.longest, sizeof *m->prompts);
+  m->cells = mem_zalloc((size_t)u.n_pages * (size_t)u.page_size, sizeof *m->cells);
+  m->admitted = mem_zalloc((size_t)u.n, sizeof *m->admitted);
   for (int i = 0; i < u.n; i++) {
     int id = i / u.per_prompt;
-    m.req[i] = (GenRequest){.prompt = m.prompts,
-                            .prompt_len = 1 + (int)(draw(&m, 1, id) % (unsigned)u.longest),
-                            .prompt_id = id,
-                            .sample_id = i % u.per_prompt};
-    m.limits[i] = m.req[i].prompt_len + 1 + (int)(draw(&m, 2, i) % (unsigned)u.max_new);
-    m.out[i].tokens = mem_alloc((size_t)u.max_new, sizeof(int32_t));
-    m.out[i].logprobs = mem_alloc((size_t)u.max_new, sizeof(float));
+    m->req[i] = (GenRequest){.prompt = m->prompts,
+                             .prompt_len = 1 + (int)(draw(m, 1, id) % (unsigned)u.longest),
+                             .prompt_id = id,
+                             .sample_id = i % u.per_prompt};
+    m->limits[i] = m->req[i].prompt_len + 1 + (int)(draw(m, 2, i) % (unsigned)u.max_new);
+    m->out[i].tokens = mem_alloc((size_t)u.max_new, sizeof(int32_t));
+    m->out[i].logprobs = mem_alloc((size_t)u.max_new, sizeof(float));
   }
-  m.s = sched_create(&m.kv, m.req, m.out, m.limits, u.n, u.rows,
-                     (u.longest + u.max_new - 2) / u.page_size + 1);
-  return m;
+  m->s = sched_create(&m->kv, m->req, m->out, m->limits, u.n, u.rows,
+                      (u.longest + u.max_new - 2) / u.page_size + 1);
 }
 
 static void sim_close(Sim *m) {
@@ -179,7 +178,8 @@ static int returned(const Sim *m) {
 static void test_roomy(void **state) {
   (void)state;
   Setup u = {60, 40, 30, 1, 16, 4, 16 * 18, 100};
-  Sim m = sim_open(1, u);
+  Sim m;
+  sim_open(&m, 1, u);
   run(&m);
   assert_int_equal(m.most_rows, 16);
   assert_int_equal(returned(&m), 0); /* nobody has to leave */
@@ -193,7 +193,8 @@ static void test_tight(void **state) {
   for (uint64_t seed = 0; seed < 40; seed++) {
     int page = 1 + (int)(seed % 7), pages = 70 / page + 1 + (int)(seed % 5);
     Setup u = {40, 40, 30, 1, 12, page, pages, 1 + 13 * (int)(seed % 6)};
-    Sim m = sim_open(seed, u);
+    Sim m;
+    sim_open(&m, seed, u);
     run(&m);
     back += returned(&m);
     sim_close(&m);
@@ -206,7 +207,8 @@ static void test_shared_prompts(void **state) {
   for (uint64_t seed = 0; seed < 40; seed++) {
     int page = 1 + (int)(seed % 9);
     Setup u = {48, 40, 30, 4, 16, page, 300 / page + (int)(seed % 3), 200};
-    Sim m = sim_open(seed, u);
+    Sim m;
+    sim_open(&m, seed, u);
     run(&m);
     assert_int_equal(m.max_shared, 4);
     sim_close(&m);
@@ -216,7 +218,8 @@ static void test_shared_prompts(void **state) {
 static void test_one_row(void **state) {
   (void)state;
   Setup u = {20, 10, 9, 3, 1, 3, 6, 1};
-  Sim m = sim_open(3, u);
+  Sim m;
+  sim_open(&m, 3, u);
   run(&m);
   assert_int_equal(m.most_rows, 1);
   sim_close(&m);
@@ -226,7 +229,8 @@ static void test_one_row(void **state) {
 static void test_pages_come_back_at_once(void **state) {
   (void)state;
   Setup u = {3, 1, 2, 1, 3, 1, 9, 10};
-  Sim m = sim_open(1, u);
+  Sim m;
+  sim_open(&m, 1, u);
   int32_t a[4], b[4];
   int na = 0, nb = 0;
   assert_true(kv_grow(&m.kv, a, &na, 4));
