@@ -156,7 +156,7 @@ static int read_flags(const json_t *root, const char *file, const Family *f, Mod
     return -1;
   const char *act, *dtype;
   if (json_get_str_or(root, "hidden_act", file, "silu", &act, err)) return -1;
-  if (strcmp(act, "silu"))
+  if (strcmp(act, "silu") != 0)
     return error_set(err, "%s: hidden_act \"%s\" is not supported; expected \"silu\"", file, act);
   int64_t tp;
   double dropout, rotary;
@@ -208,7 +208,7 @@ static int read_rope_kind(const json_t *rope, const char *file, ModelConfig *c, 
     c->rope = ROPE_LINEAR;
     return need_positive(rope, "factor", file, &c->rope_factor, err);
   }
-  if (strcmp(type, "llama3"))
+  if (strcmp(type, "llama3") != 0)
     return error_set(err,
                      "%s: rope_type \"%s\" is not supported; expected \"default\", \"linear\" or "
                      "\"llama3\"",

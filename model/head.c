@@ -5,10 +5,10 @@
 
 #include "model/internal.h"
 
-/* Rows of a chunk: its logits stay near the cores (2 MiB), but the weight gradient, which touches
+/* Rows of a chunk: its logits stay near the cores (4 MiB), but the weight gradient, which touches
  * all of [V, C] once per chunk, still has enough rows to be worth it. */
 int64_t head_chunk_rows(const ModelConfig *c) {
-  enum { LOGIT_BYTES = 2 << 20, FEWEST = 128, MOST = 1024 };
+  enum { LOGIT_BYTES = 4 << 20, FEWEST = 128, MOST = 1024 };
   int64_t rows = LOGIT_BYTES / ((int64_t)sizeof(float) * c->vocab_size) / 16 * 16;
   return rows < FEWEST ? FEWEST : rows > MOST ? MOST : rows;
 }

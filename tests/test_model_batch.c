@@ -73,7 +73,7 @@ static void any_rows(void **state) {
     double want = (double)logits[i * 37 + targets[i]] - log(sum);
     assert_true(fabs(want - (double)lp[i]) < 1e-5);
   }
-  assert_true(fabs(lp[1] - lp[2]) > 1e-4); /* other targets, other numbers */
+  assert_true(fabsf(lp[1] - lp[2]) > 1e-4); /* other targets, other numbers */
   model_logprobs(m, as_batch(&b), 0, NULL, NULL, 1, NULL, NULL);
   zeropp_zero_grad(model_zero(m));
   model_train_lm(m, as_batch(&b), 0, NULL, NULL, 1, false, test_lm_loss, NULL);

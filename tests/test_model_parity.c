@@ -6,7 +6,7 @@ enum { MOST = 64 };
 
 static float *reference(const StFile *f, const char *name, int64_t *n) {
   const StEntry *e = st_find(f, name);
-  if (!e) fail_msg("no %s", name);
+  if (!e) die("no %s", name);
   float *x = mem_alloc((size_t)e->numel, sizeof *x);
   Error err = {""};
   if (st_read_f32(f, e, 0, e->numel, x, &err)) fail_msg("%s", err.msg);
