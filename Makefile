@@ -69,6 +69,10 @@ ONLY ?= $(TESTS) $(SCRIPTS)
 test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if $(filter cli_fuzz,$(ONLY)),$(FUZZ)))
 	@RLHF_BIN=$(abspath $(BUILD)/rlhf) tests/run.sh $(BUILD) $(ONLY)
 
+# The demo on two ranks. Open MPI refuses root unless told otherwise.
+demo: rlhf
+	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 ./rlhf train recipes/demo.yaml --set run.overwrite=true
+
 parity: $(BUILD)/tests/parity
 	@$< $(or $(FIXTURES),../shared/fixtures)
 
@@ -77,6 +81,6 @@ clean:
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
 
-.PHONY: all test fuzz parity clean format
+.PHONY: all test demo fuzz parity clean format
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
