@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The rules of ARCHITECTURE.md that a machine can check: who includes whom, where MPI and BLAS may be named, and that no
+# machine's paths or unfinished marks are in the tree.
+. tests/tap.sh
+cd "$root" || exit 1
+
+# includes FOLDER ALLOWED...: prints the includes of FOLDER that are not allowed
+includes() {
+  local folder=$1
+  shift
+  local allowed
+  allowed=$(echo "$folder $*" | tr ' ' '|')
+  grep -rnoE '#include "(core|kernels|zeropp|model|generation|actor|critic|reward|orchestrator)/' "$folder" --include='*.[ch]' --include='*.cc' |
+    grep -vE "\"($allowed)/"
+}
+is "core includes only itself" "$(includes core)" ""
+is "kernels: core" "$(includes kernels core)" ""
+is "zeropp: core, kernels" "$(includes zeropp core kernels)" ""
+is "model: what is below" "$(includes model core kernels zeropp)" ""
+for f in generation actor critic reward; do
+  is "$f: what is below, none of its neighbours" "$(includes $f core kernels zeropp model)" ""
+done
+is "MPI only in kernels" "$(grep -rlE '\bMPI_[A-Z]|mpi\.h' --include='*.[ch]' core zeropp model generation actor critic reward orchestrator)" ""
+is "MPI data calls only in kernels/cpu" "$(grep -rlE 'MPI_(Isend|Irecv|Alltoall|Reduce_scatter)' --include='*.c' kernels | grep -v '^kernels/cpu/')" ""
+is "GEMM libraries only in kernels/cpu" "$(grep -rlE 'cblas|dnnl' --include='*.[ch]' . | grep -v '^./kernels/cpu/\|^./bench/\|^./build')" ""
+is "no unfinished marks" "$(grep -rnE '\b(TODO|FIXME|XXX|HACK)\b' --include='*.[ch]' --include='*.cc' core kernels zeropp model generation actor critic reward orchestrator)" ""
