@@ -145,7 +145,9 @@ double attention_flops(const ModelConfig *c,
                        double keys); /* of one block; keys summed over queries */
 double head_flops(const ModelConfig *c, HeadKind head, int64_t n_rows);
 
-/* ---- Hugging Face config files (config.c, config_write.c) ---- */
+/* ---- Hugging Face config files (config.c, config_rope.c, config_write.c) ---- */
+int config_read_rope(const json_t *root, const char *file, double default_theta, ModelConfig *c,
+                     Error *err);
 int config_from_json(const json_t *root, const char *file, ModelConfig *out, Error *err);
 /* New references; what config.json and generation_config.json of a saved model hold. */
 json_t *config_to_json(const Model *m, DType dtype, const json_t *extra);
