@@ -101,6 +101,7 @@ static void reserve_arena(Session *s, StageKind kind) {
   ArenaMark mark = arena_mark(s->arena);
   arena_push(s->arena, s->arena_bytes[kind]);
   arena_pop(s->arena, mark);
+  arena_reset_peak(s->arena); /* reserved is not used */
 }
 
 static int run_stage(Session *s, int index, Error *err) {
