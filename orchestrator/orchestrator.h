@@ -8,11 +8,24 @@
 #include "reward/reward.h"
 
 /* ---- data ---- */
-/* Examples of one data set as tokens. Every rank reads the same files and holds the same sets. */
+/* Examples of one data set as tokens, packed: example i is tokens.v[offsets[i] .. offsets[i + 1]).
+ * Every rank reads the same files and holds the same sets; held-out examples are drawn by the seed.
+ *
+ * What a record may look like (field names are the recipe's): a conversation, a prompt with its
+ * completion, or a plain text; a pair's answers are texts, messages, or whole conversations.
+ * Conversations and prompts go through data.chat, texts do not. Prompt and answer are encoded
+ * apart, so that training sees the tokens that generation starts from. One BOS begins a sequence
+ * and an EOS ends an answer, as the recipe says. Of a conversation only the last answer is learnt.
+ *
+ * Overlong examples that are to be cut: an SFT example or a pair loses the beginning of its prompt,
+ * down to half of the room at most, then the end of its answers; a prompt for PPO loses its
+ * beginning, a text its end. Empty answers and prompts and pairs of two equal answers are dropped.
+ */
 typedef struct SftSet {
   int n;
   TokenList tokens;
-  int32_t *offsets, *loss_from;
+  int32_t *offsets;
+  int32_t *loss_from; /* first learnt token of each example, >= 1 */
 } SftSet;
 typedef struct PairSet {
   int n;
@@ -24,8 +37,8 @@ typedef struct PromptSet {
   int n;
   TokenList tokens;
   int32_t *offsets;
-  char **text;
-  char **answer;
+  char **text;   /* the prompt without the template; what is left of it when it was cut */
+  char **answer; /* expected answers; NULL without data.prompts.answer_field */
 } PromptSet;
 typedef struct DataReport {
   int64_t records, dropped, truncated;
