@@ -21,7 +21,6 @@ struct Comm {
   size_t message_bytes;  /* longest message: MPI counts are int. Tests make it small. */
   CommPeer *peer;        /* [size] the exchange that is being prepared */
   MPI_Request *requests; /* [2 size] receives first */
-  MPI_Status *statuses;  /* [2 size] */
   int *expected;         /* [2 size] bytes of each posted receive, and its rank */
   void *scratch;         /* grows, is kept */
   size_t scratch_bytes;
