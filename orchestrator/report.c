@@ -1,7 +1,7 @@
-/* A running report: one clock per rank, the totals over ranks, the metrics file and the step line.
+/* A running report: this rank's clock, the totals over ranks, the metrics file and the step line.
  *
- * Invariants: the clock always belongs to one phase; the totals are the same on every rank; a line
- * of metrics.jsonl is there whole or not at all. */
+ * Invariants: the totals are the same on every rank; a line of metrics.jsonl is there whole or not
+ * at all. */
 #include "orchestrator/report.h"
 
 #include <errno.h>
@@ -12,27 +12,17 @@
 #include <unistd.h>
 
 #include "core/fs.h"
-
-enum { MAX_MODELS = 8 };
+#include "orchestrator/report_clock.h"
 
 struct Report {
   Grid *grid;
-  Device *device;
-  Arena *arena;
+  PhaseClock clock;
   char *dir, *metrics_path;
   FILE *metrics;         /* rank 0 */
   int64_t metrics_bytes; /* of whole lines */
   bool measure_peak;
   double own_peak; /* GEMM FLOPs per second, this rank */
   ReportTotals totals;
-
-  /* This rank's clock. */
-  Phase phase;
-  double mark_seconds, mark_flops;
-  Traffic mark_traffic;
-  PhaseTotals since[PH_COUNT]; /* since the last flush */
-  const Model *models[MAX_MODELS];
-  int n_models;
 
   /* The step under way. */
   const char *stage;
@@ -42,144 +32,22 @@ struct Report {
   FILE *figures_out, *shown_out;
 };
 
-/* ---- the clock ---- */
-
-static double flops_done(const Report *r) {
-  double sum = 0;
-  for (int i = 0; i < r->n_models; i++) sum += model_flops_done(r->models[i]);
-  return sum;
-}
-
-static void add_traffic(Traffic *sum, const Traffic *now, const Traffic *before) {
-  for (CollKind k = 0; k < COLL_KINDS; k++) {
-    sum->of[k].calls += now->of[k].calls - before->of[k].calls;
-    sum->of[k].intra_bytes += now->of[k].intra_bytes - before->of[k].intra_bytes;
-    sum->of[k].inter_bytes += now->of[k].inter_bytes - before->of[k].inter_bytes;
-    sum->of[k].seconds += now->of[k].seconds - before->of[k].seconds;
-  }
-}
-
-/* Most bytes in use since the last call; the arena's reserve does not count, what is used of it
- * does. */
-static size_t take_peak(Report *r) {
-  size_t peak = device_peak_bytes(r->device);
-  device_reset_peak(r->device);
-  if (!r->arena) return peak;
-  size_t reserve = arena_capacity(r->arena);
-  peak = (peak > reserve ? peak - reserve : 0) + arena_peak(r->arena);
-  arena_reset_peak(r->arena);
-  return peak;
-}
-
-/* Gives what has passed to the current phase. */
-static void mark(Report *r) {
-  PhaseTotals *p = &r->since[r->phase];
-  double seconds = clock_seconds(), flops = flops_done(r);
-  Traffic traffic = traffic_now();
-  p->seconds += seconds - r->mark_seconds;
-  p->flops += flops - r->mark_flops;
-  add_traffic(&p->traffic, &traffic, &r->mark_traffic);
-  for (CollKind k = 0; k < COLL_KINDS; k++)
-    p->comm_seconds += traffic.of[k].seconds - r->mark_traffic.of[k].seconds;
-  size_t peak = take_peak(r);
-  if (peak > p->peak_bytes) p->peak_bytes = peak;
-  r->mark_seconds = seconds;
-  r->mark_flops = flops;
-  r->mark_traffic = traffic;
-}
-
-Phase report_phase(Report *r, Phase next) {
-  Phase ended = r->phase;
-  mark(r);
-  r->phase = next;
-  r->since[next].calls++;
-  return ended;
-}
+Phase report_phase(Report *r, Phase next) { return phase_clock_switch(&r->clock, next); }
 
 void report_count(Report *r, int64_t sequences, int64_t prompt_tokens, int64_t generated_tokens) {
-  PhaseTotals *p = &r->since[r->phase];
+  PhaseTotals *p = &r->clock.since[r->clock.phase];
   p->sequences += sequences;
   p->prompt_tokens += prompt_tokens;
   p->generated_tokens += generated_tokens;
 }
 
-void report_watch(Report *r, const Model *m) {
-  require(r->n_models < MAX_MODELS);
-  mark(r);
-  r->models[r->n_models++] = m;
-  r->mark_flops = flops_done(r);
-}
-
-void report_unwatch(Report *r, const Model *m) {
-  mark(r);
-  int kept = 0;
-  for (int i = 0; i < r->n_models; i++)
-    if (r->models[i] != m) r->models[kept++] = r->models[i];
-  r->n_models = kept;
-  r->mark_flops = flops_done(r);
-}
-
-/* ---- putting the ranks together ---- */
-
-enum { PER_COLL = 4, PER_PHASE = 3 + PER_COLL * COLL_KINDS };
-
-static void pack_phase(const PhaseTotals *p, double *x) {
-  *x++ = p->seconds;
-  *x++ = p->flops;
-  *x++ = p->comm_seconds;
-  for (CollKind k = 0; k < COLL_KINDS; k++) {
-    const TrafficCount *c = &p->traffic.of[k];
-    *x++ = (double)c->calls;
-    *x++ = (double)c->intra_bytes;
-    *x++ = (double)c->inter_bytes;
-    *x++ = c->seconds;
-  }
-}
-
-/* Seconds and calls are means over ranks, FLOPs and bytes sums; counts were global already. */
-static void unpack_phase(const double *x, int world, PhaseTotals *p) {
-  p->seconds = *x++ / world;
-  p->flops = *x++;
-  p->comm_seconds = *x++ / world;
-  for (CollKind k = 0; k < COLL_KINDS; k++) {
-    TrafficCount *c = &p->traffic.of[k];
-    c->calls = (uint64_t)(*x++ / world + 0.5);
-    c->intra_bytes = (uint64_t)*x++;
-    c->inter_bytes = (uint64_t)*x++;
-    c->seconds = *x++ / world;
-  }
-}
-
-static void add_phase(PhaseTotals *sum, const PhaseTotals *p) {
-  static const Traffic zero;
-  sum->seconds += p->seconds;
-  sum->flops += p->flops;
-  sum->comm_seconds += p->comm_seconds;
-  sum->sequences += p->sequences;
-  sum->prompt_tokens += p->prompt_tokens;
-  sum->generated_tokens += p->generated_tokens;
-  sum->calls += p->calls;
-  add_traffic(&sum->traffic, &p->traffic, &zero);
-  if (p->peak_bytes > sum->peak_bytes) sum->peak_bytes = p->peak_bytes;
-}
+void report_watch(Report *r, const Model *m) { phase_clock_watch(&r->clock, m); }
+void report_unwatch(Report *r, const Model *m) { phase_clock_unwatch(&r->clock, m); }
 
 /* Ends an interval: its figures over all ranks go to out and into the totals. */
 static void flush(Report *r, PhaseTotals out[PH_COUNT]) {
-  mark(r);
-  double sum[PH_COUNT * PER_PHASE], peak[PH_COUNT];
-  for (Phase i = 0; i < PH_COUNT; i++) {
-    pack_phase(&r->since[i], sum + i * PER_PHASE);
-    peak[i] = (double)r->since[i].peak_bytes;
-  }
-  comm_all_reduce_f64(r->grid->all, sum, PH_COUNT * PER_PHASE, false);
-  comm_all_reduce_f64(r->grid->all, peak, PH_COUNT, true);
-  for (Phase i = 0; i < PH_COUNT; i++) {
-    out[i] = r->since[i];
-    unpack_phase(sum + i * PER_PHASE, r->grid->world, &out[i]);
-    out[i].peak_bytes = (size_t)peak[i];
-    add_phase(&r->totals.phase[i], &out[i]);
-  }
-  memset(r->since, 0, sizeof r->since);
+  phase_clock_flush(&r->clock, r->grid, out);
+  for (Phase i = 0; i < PH_COUNT; i++) phase_totals_add(&r->totals.phase[i], &out[i]);
 }
 
 /* ---- opening and closing ---- */
@@ -188,16 +56,14 @@ static void flush(Report *r, PhaseTotals out[PH_COUNT]) {
  * clock stands still meanwhile: it is no part of the run. */
 static void measure_peak(Report *r) {
   if (!r->measure_peak) return;
-  mark(r);
+  phase_clock_stop(&r->clock);
   comm_barrier(r->grid->all);
-  double rate = device_measure(r->device).gemm_flops;
+  double rate = device_measure(r->clock.device).gemm_flops;
   if (rate > r->own_peak) r->own_peak = rate;
   double sum = r->own_peak;
   comm_all_reduce_f64(r->grid->all, &sum, 1, false);
   r->totals.peak_flops = sum;
-  take_peak(r);
-  r->mark_seconds = clock_seconds();
-  r->mark_traffic = traffic_now();
+  phase_clock_go_on(&r->clock);
 }
 
 static int open_metrics(Report *r, Error *err) {
@@ -230,16 +96,11 @@ static void figures_close(Report *r) {
 Report *report_open(const ReportOptions *o, Error *err) {
   Report *r = mem_zalloc(1, sizeof *r);
   r->grid = o->grid;
-  r->device = o->device;
-  r->arena = o->arena;
   r->dir = mem_strdup(o->dir);
   r->metrics_path = fs_join(o->dir, "metrics.jsonl");
   r->metrics_bytes = o->metrics_bytes;
   r->measure_peak = o->measure_peak;
-  r->phase = PH_OTHER;
-  r->mark_seconds = clock_seconds();
-  r->mark_traffic = traffic_now();
-  r->since[PH_OTHER].calls = 1;
+  phase_clock_open(&r->clock, o->device, o->arena);
   r->totals.ranks = o->grid->world;
   r->stage = "";
   snprintf(r->totals.device, sizeof r->totals.device, "%s", device_describe(o->device));
