@@ -53,11 +53,12 @@ typedef struct GenParams {
   int n_eos;
   int eos_ids[MODEL_MAX_EOS]; /* none: only the length ends a sequence */
   uint64_t seed, step;
-  int max_batch;         /* sequences decoded together; 0: by the page budget */
+  int max_batch;         /* sequences decoded together; 0: 64, or 256 with max_kv_tokens given */
   int page_size;         /* tokens per KV page; 0: 16 */
-  int64_t max_kv_tokens; /* page budget in tokens; 0: what max_batch sequences of the longest
-                            request need */
-  int prefill_tokens;    /* tokens per prefill chunk batch; 0: 4096 */
+  int64_t max_kv_tokens; /* page budget in tokens, at least the longest request; 0: what max_batch
+                            sequences of the longest request need. With less, sequences wait, and
+                            the youngest may have to give its pages back and be computed anew */
+  int prefill_tokens;    /* prompt tokens computed together, a longer prompt alone; 0: 4096 */
 } GenParams;
 
 typedef struct GenRequest {
@@ -74,8 +75,10 @@ typedef struct GenResult {
 
 /* Generates for this rank's requests (n may differ between ranks, 0 included: weights are gathered
  * once by all, then no rank waits for another until the end). Results in request order;
- * gen_results_free. A prompt that leaves no room within max_positions is an error before anything
- * runs. Collective. */
+ * gen_results_free. A prompt that is empty or leaves no room within max_positions is an error
+ * before anything runs; logits that are not finite are one when they are drawn from. An error on
+ * one rank is one on all, and no results are left. Samples of one prompt id that stand next to each
+ * other share the prompt's computation and pages. Collective. */
 typedef struct GenStats {
   int64_t prompt_tokens, generated_tokens, decode_steps;
   double prefill_seconds, decode_seconds, gather_seconds;
