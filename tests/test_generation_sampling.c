@@ -223,16 +223,17 @@ static void test_min_new_tokens(void **state) {
   GenResult *free_end = generate_ok(&w, &p, req, N);
   p.min_new_tokens = 9;
   GenResult *out = generate_ok(&w, &p, req, N);
-  int early = 0, ended = 0;
+  int early = 0, ended = 0, at_once = 0;
   for (int i = 0; i < N; i++) {
     early += free_end[i].n <= 9;
     ended += out[i].ended;
     int at = first_of(&out[i], p.eos_ids, 16);
     assert_true(at >= 9);
+    at_once += at == 9;
     assert_int_equal(out[i].ended, at < out[i].n);
     assert_int_equal(out[i].n, out[i].ended ? at + 1 : NEW);
   }
-  assert_true(early > 5 && ended > 5);
+  assert_true(early > 5 && ended > 5 && at_once > 0);
   free_results(free_end, N);
   free_results(out, N);
   free_requests(req, N);

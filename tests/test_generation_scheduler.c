@@ -150,6 +150,23 @@ static void note(Sim *m) {
     if (m->kv.holders[i] > m->max_shared) m->max_shared = m->kv.holders[i];
 }
 
+static int oldest(const Scheduler *s) {
+  int first = INT32_MAX;
+  for (int r = 0; r < s->n_rows; r++)
+    if (s->rows[r].request < first) first = s->rows[r].request;
+  return first;
+}
+
+/* Whoever has to leave, it is not the oldest, and nobody who stays is younger than one who left. */
+static void make_room(Sim *m) {
+  Scheduler *s = &m->s;
+  int first = oldest(s), rows = s->n_rows;
+  sched_make_room(s);
+  assert_int_equal(oldest(s), first);
+  for (int r = 0; r < s->n_rows && s->n_rows < rows; r++)
+    assert_true(s->rows[r].request < s->waiting[s->n_waiting - 1]);
+}
+
 static void run(Sim *m) {
   Scheduler *s = &m->s;
   while (s->n_waiting > 0 || s->n_rows > 0) {
@@ -157,7 +174,7 @@ static void run(Sim *m) {
       note(m);
       prefill(m, s->n_rows - fresh);
     }
-    sched_make_room(s);
+    make_room(m);
     assert_true(s->n_rows <= s->max_rows && s->n_rows + s->n_waiting <= m->n);
     if (s->n_rows > 0) decode(m);
   }
