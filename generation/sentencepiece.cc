@@ -11,10 +11,6 @@
 #include <string>
 #include <vector>
 
-namespace sentencepiece::logging {
-void SetMinLogLevel(int level);  // exported by the library, not declared in its public header
-}
-
 using sentencepiece::SentencePieceProcessor;
 
 struct Spm {
@@ -23,7 +19,6 @@ struct Spm {
   std::string unknown_text;
 };
 
-static constexpr int kLogFatalOnly = 3;
 // A field that comes twice in a protobuf message is merged, the last one wins: these bytes are
 // ModelProto.normalizer_spec { add_dummy_prefix: false }.
 static const std::string kNoDummyPrefix("\x1a\x02\x18\x00", 4);
@@ -36,7 +31,6 @@ static void open_or_throw(SentencePieceProcessor &p, const std::string &model) {
 }
 
 Spm *spm_open(const void *model, size_t len, char *msg, size_t cap) try {
-  sentencepiece::logging::SetMinLogLevel(kLogFatalOnly);
   const std::string bytes(static_cast<const char *>(model), len);
   auto s = std::make_unique<Spm>();
   open_or_throw(s->first, bytes);
