@@ -4,7 +4,13 @@
  * figure is the largest relative error of one quantity over a folder: |ours - theirs| over the
  * largest magnitude of the reference tensor. float32 sums of a few hundred terms in another order
  * differ by about 1e-6 of the largest; 2e-5 leaves room for three to five layers of them, 1e-4 for
- * gradients and ten optimizer steps, and a wrong formula is far outside both. */
+ * gradients and ten optimizer steps, and a wrong formula is far outside both.
+ *
+ * Two kinds of numbers have no magnitude of their own to be measured by, since they are what is
+ * left when larger ones cancel (PyTorch differs from itself by as much, with other threads):
+ * - a score, or the values of a one-token answer: measured as part of its quantity over all
+ *   sequences of the folder, which the reference stores sequence by sequence;
+ * - a mean of terms of both signs (policy loss, k1): measured by its largest term. */
 #ifndef PARITY_H
 #define PARITY_H
 
@@ -18,6 +24,7 @@
 typedef struct Figure {
   char name[32], worst[128];
   double error, limit;
+  double diff, scale; /* of a quantity pooled over sequences: error is their quotient */
 } Figure;
 
 typedef struct Parity {
@@ -41,8 +48,9 @@ void parity_check(Parity *p, const char *figure, double limit, const float *got,
                   int64_t n);
 void parity_compare(Parity *p, const char *figure, double limit, const float *got,
                     const float *want, int64_t n, const char *what);
-/* A mean of terms that cancel, against the reference's: the error is over the largest term, since
- * the mean carries the rounding of its terms however small it is itself. */
+/* A sequence's part of a quantity that is measured over all sequences. */
+void parity_pool(Parity *p, const char *figure, const float *got, const char *tensor, int64_t n);
+/* A mean of terms that cancel, against the reference's. */
 void parity_mean(Parity *p, const char *figure, double got, double largest_term);
 /* The shards of `kind` against the tensors PREFIX + Hugging Face name; all parameters. Collective.
  */

@@ -42,7 +42,7 @@ int32_t *parity_i32(const Parity *p, const char *name, int64_t *n) {
 
 /* ---- figures ---- */
 
-static void record(Parity *p, const char *figure, double limit, double error, const char *what) {
+static Figure *figure_of(Parity *p, const char *figure, double limit) {
   int i = 0;
   while (i < p->n_figures && strcmp(p->figure[i].name, figure) != 0) i++;
   Figure *f = &p->figure[i];
@@ -52,6 +52,11 @@ static void record(Parity *p, const char *figure, double limit, double error, co
     snprintf(f->name, sizeof f->name, "%s", figure);
     p->n_figures++;
   }
+  return f;
+}
+
+static void record(Parity *p, const char *figure, double limit, double error, const char *what) {
+  Figure *f = figure_of(p, figure, limit);
   if (isnan(error)) error = INFINITY;
   if (error > f->error) {
     f->error = error;
@@ -87,6 +92,20 @@ void parity_check(Parity *p, const char *figure, double limit, const float *got,
                   int64_t n) {
   float *want = parity_f32(p, tensor, n);
   parity_compare(p, figure, limit, got, want, n, tensor);
+  free(want);
+}
+
+void parity_pool(Parity *p, const char *figure, const float *got, const char *tensor, int64_t n) {
+  Figure *f = figure_of(p, figure, PARITY_VALUE);
+  float *want = parity_f32(p, tensor, n);
+  double diff = difference(got, want, n), scale = largest(want, n);
+  if (isnan(diff)) diff = INFINITY;
+  if (diff >= f->diff) {
+    f->diff = diff;
+    snprintf(f->worst, sizeof f->worst, "%s", tensor);
+  }
+  if (scale > f->scale) f->scale = scale;
+  f->error = relative(f->diff, f->scale);
   free(want);
 }
 

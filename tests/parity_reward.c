@@ -16,7 +16,7 @@ static void check_values(Parity *p, Model *m, const Sequences *seqs) {
     snprintf(name, sizeof name, "seq%d.values", s);
     parity_check(p, "values", PARITY_VALUE, values_N + first, name, len);
     snprintf(name, sizeof name, "seq%d.score", s);
-    parity_check(p, "score", PARITY_VALUE, values_N + first + len - 1, name, 1);
+    parity_pool(p, "score", values_N + first + len - 1, name, 1);
   }
   free(rows);
   free(values_N);
