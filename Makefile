@@ -7,7 +7,7 @@ BUILD  ?= build$(if $(SAN),-san)
 ARCH   ?= native
 CC      = gcc
 CXX     = g++
-PKGS    = yaml-0.1 jansson libpcre2-8 zlib sentencepiece
+PKGS    = yaml-0.1 jansson libpcre2-8 zlib sentencepiece libutf8proc
 
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
 OPT     = -O3 -g -march=$(ARCH) -fno-math-errno -fno-trapping-math --param=vect-max-peeling-for-alignment=0
@@ -59,10 +59,10 @@ TIME   ?= 60
 $(BUILD)/tests/fuzz_%: $(BUILD)/tests/fuzz_%.c.o $(BUILD)/tests/fuzz.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/libfuzzer/%: tests/%.c $(wildcard core/*.c)
-	@mkdir -p $(@D) $@.corpus
+	@mkdir -p $(@D)
 	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined $(INCLUDE) -o $@ $^ $(LDLIBS)
-fuzz: $(patsubst %,$(BUILD)/libfuzzer/%,$(FUZZ))
-	@for f in $^; do $$f -max_total_time=$(TIME) -max_len=65536 -print_final_stats=1 $$f.corpus || exit 1; done
+fuzz: $(patsubst %,$(BUILD)/libfuzzer/%,$(FUZZ)) $(patsubst %,$(BUILD)/tests/%,$(FUZZ))
+	@tests/fuzz.sh $(BUILD) $(TIME) $(FUZZ)
 
 # `make test ONLY="test_core_json cli_train"` runs some.
 ONLY ?= $(TESTS) $(SCRIPTS)

@@ -1,6 +1,7 @@
 /* A small driver for fuzz targets: mutates the seeds and the files it is given, the same way every
  * time. No coverage feedback; libFuzzer is for long hunts, this is for every run of the tests.
  * usage: fuzz_X ITERATIONS SEED LAST_INPUT [FILE|FOLDER]...
+ *        fuzz_X --seeds FOLDER    (writes the target's own seeds there, for libFuzzer)
  * LAST_INPUT holds the input that is being tried, so that it is there after a crash of any kind. */
 #include "tests/fuzz.h"
 
@@ -116,7 +117,18 @@ static void keep(int fd, const uint8_t *data, size_t len) {
     die("cannot write the last input");
 }
 
+static int write_seeds(const char *folder) {
+  Error err = {""};
+  for (int i = 0; i < fuzz_n_seeds; i++) {
+    char *path = mem_printf("%s/seed-%d", folder, i);
+    if (fs_write_atomic(path, fuzz_seeds[i].data, fuzz_seeds[i].len, &err)) die("%s", err.msg);
+    free(path);
+  }
+  return 0;
+}
+
 int main(int argc, char **argv) {
+  if (argc == 3 && !strcmp(argv[1], "--seeds")) return write_seeds(argv[2]);
   if (argc < 4) {
     fprintf(stderr, "usage: %s ITERATIONS SEED LAST_INPUT [FILE|FOLDER]...\n", argv[0]);
     return 2;
