@@ -24,3 +24,5 @@ is "MPI only in kernels" "$(grep -rlE '\bMPI_[A-Z]|mpi\.h' --include='*.[ch]' co
 is "MPI data calls only in kernels/cpu" "$(grep -rlE 'MPI_(Isend|Irecv|Alltoall|Reduce_scatter)' --include='*.c' kernels | grep -v '^kernels/cpu/')" ""
 is "GEMM libraries only in kernels/cpu" "$(grep -rlE 'cblas|dnnl' --include='*.[ch]' . | grep -v '^./kernels/cpu/\|^./bench/\|^./build')" ""
 is "no unfinished marks" "$(grep -rnE '\b(TODO|FIXME|XXX|HACK)\b' --include='*.[ch]' --include='*.cc' core kernels zeropp model generation actor critic reward orchestrator)" ""
+# A static library hides a name that two folders define; the linker takes whichever comes first.
+is "no name is defined twice" "$(nm --defined-only "$(dirname "$rlhf")"/lib*.a 2>/dev/null | awk '$2 == "T" || $2 == "D" || $2 == "B" {print $3}' | sort | uniq -d | grep -v '^_\|__odr_asan')" ""

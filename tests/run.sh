@@ -9,7 +9,7 @@ passed=0 failed=0 skipped=0
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_mpi_yield_when_idle=1 # more ranks than cores: waiting ranks give way
 export OMPI_MCA_btl_vader_single_copy_mechanism=none RLHF_BIN=${RLHF_BIN:-$PWD/rlhf}
-export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0 ASAN_OPTIONS=detect_stack_use_after_return=1:fast_unwind_on_malloc=0
+export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
