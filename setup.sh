@@ -3,7 +3,7 @@
 # later). Asks for sudo when not root.
 set -e
 packages="gcc g++ make pkg-config openmpi-bin libopenmpi-dev libdnnl-dev libyaml-dev
- libjansson-dev libpcre2-dev zlib1g-dev libsentencepiece-dev libcmocka-dev"
+ libjansson-dev libpcre2-dev zlib1g-dev libsentencepiece-dev libutf8proc-dev libcmocka-dev"
 missing=""
 for p in $packages; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $p"

@@ -7,13 +7,16 @@
 #include "core/rollout.h"
 #include "model/model.h"
 
-/* ---- tokenizer: SentencePiece (tokenizer.model) ---- */
+/* ---- tokenizer: SentencePiece (tokenizer.model) or byte-level BPE (tokenizer.json, or vocab.json
+ * and merges.txt) ---- */
 typedef struct Tokenizer Tokenizer;
-/* path: a folder with tokenizer.model (and tokenizer_config.json, special_tokens_map.json:
- * add_bos_token, added tokens), or a .model file. A folder with another kind of tokenizer is
- * refused by name. */
+/* path: a folder with one of these, the first of them that is there, and tokenizer_config.json,
+ * special_tokens_map.json (add_bos_token, added tokens); or a .model file. Another kind of
+ * tokenizer is refused by name. */
 Tokenizer *tokenizer_load(const char *path, Error *err);
 void tokenizer_free(Tokenizer *t);
+bool tokenizer_exists(const char *dir); /* the folder has one of these files */
+const char *tokenizer_kind(const Tokenizer *t);
 int tokenizer_vocab_size(const Tokenizer *t);
 int tokenizer_bos(const Tokenizer *t); /* -1: none */
 int tokenizer_eos(const Tokenizer *t);
@@ -27,8 +30,8 @@ enum {
   TOK_CONTINUE = 4 /* the text goes on where another ended: without the space that SentencePiece
                       puts before a text */
 };
-/* Appends to a growing array; text is bytes of any kind (broken UTF-8 goes through byte fallback or
- * is an error naming the byte offset where the vocabulary has none). */
+/* Appends to a growing array; text is bytes of any kind (those that are no UTF-8 become byte
+ * tokens, or are an error naming the byte offset where the vocabulary has none). */
 typedef struct TokenList {
   int32_t *v;
   int n, cap;

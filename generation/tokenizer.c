@@ -39,7 +39,20 @@ Added *tokenizer_add(Tokenizer *t, const char *text, size_t len, int32_t id, boo
 int tokenizer_find(const Tokenizer *t, const char *text, size_t len) {
   for (int i = 0; i < t->n_added; i++)
     if (t->added[i].len == len && memcmp(t->added[i].text, text, len) == 0) return t->added[i].id;
-  return spm_find(t->spm, text, len);
+  return t->spm ? spm_find(t->spm, text, len) : bpe_find(t->bpe, text, len);
+}
+
+void tokenizer_make_special(Tokenizer *t, const char *text, int32_t id) {
+  size_t len = strlen(text);
+  bool from_text = t->bpe && (bpe_is_byte(t->bpe, id) || bpe_is_merged(t->bpe, id));
+  for (int i = 0; i < t->n_added && from_text; i++) from_text = t->added[i].id != id;
+  if (!from_text) tokenizer_add(t, text, len, id, true);
+}
+
+/* Special tokens are found before text is normalised: a template's bytes are known from content's
+ * only there. */
+int tokenizer_pass(const Tokenizer *t, const Added *a) {
+  return t->bpe && a->normalized && !(t->nfc && a->special);
 }
 
 static int longer_first(const void *a, const void *b) {
@@ -54,8 +67,10 @@ static void index_added(Tokenizer *t) {
   t->added_of = mem_alloc((size_t)t->vocab_size, sizeof *t->added_of);
   for (int i = 0; i < t->vocab_size; i++) t->added_of[i] = -1;
   for (int i = 0; i < t->n_added; i++) {
+    int pass = tokenizer_pass(t, &t->added[i]);
     t->added_of[t->added[i].id] = i;
-    t->starts[(uint8_t)t->added[i].text[0]] = true;
+    t->starts[pass][(uint8_t)t->added[i].text[0]] = true;
+    t->looks[pass] = true;
   }
 }
 
@@ -78,62 +93,95 @@ static void find_byte_pieces(Tokenizer *t) {
   }
 }
 
-/* The path of the model file of a folder; NULL, naming what is there instead. */
-static char *model_file(const char *dir, Error *err) {
-  char *file = fs_join(dir, "tokenizer.model");
-  if (fs_exists(file)) return file;
-  free(file);
-  static const char *const others[] = {"tokenizer.json", "vocab.json"};
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-    char *other = fs_join(dir, others[i]);
-    bool there = fs_exists(other);
-    free(other);
-    if (!there) continue;
-    error_set(err, "%s: byte-level BPE (%s) is not supported yet; expected tokenizer.model", dir,
-              others[i]);
-    return NULL;
-  }
-  error_set(err, "%s: no tokenizer in this folder; expected tokenizer.model", dir);
-  return NULL;
-}
-
-static Tokenizer *load_model(const char *file, Error *err) {
+/* tokenizer.model */
+static int load_model(Tokenizer *t, const char *file, Error *err) {
   size_t len;
   char *data = fs_read(file, &len, err);
-  if (!data) return NULL;
-  Tokenizer *t = mem_zalloc(1, sizeof *t);
+  if (!data) return -1;
   char msg[512] = "";
   if (!spm_file_check((const uint8_t *)data, len, file, &t->traits, err)) {
     t->spm = spm_open(data, len, msg, sizeof msg);
     if (!t->spm) error_set(err, "%s: SentencePiece refuses the model: %s", file, msg);
   }
   free(data);
-  if (!t->spm) {
-    tokenizer_free(t);
-    return NULL;
-  }
+  if (!t->spm) return -1;
   t->vocab_size = spm_size(t->spm);
   t->bos = spm_bos(t->spm);
   t->eos = spm_eos(t->spm);
   t->adds_bos = t->bos >= 0;
   t->prefix = t->traits.dummy_prefix;
-  t->prefix_each = true;
   add_control_pieces(t);
   find_byte_pieces(t);
-  return t;
+  return 0;
+}
+
+/* The files that a folder may have its tokenizer in; the first that is there is it. So a folder
+ * with a SentencePiece model and its translation to tokenizer.json is SentencePiece. */
+static const struct {
+  const char *name;
+  int (*load)(Tokenizer *t, const char *file, Error *err);
+} kinds[] = {{"tokenizer.model", load_model},
+             {"tokenizer.json", tokenizer_load_json},
+             {"vocab.json", tokenizer_load_vocab}};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+/* The index into kinds, or -1; *file is the path. */
+static int find_kind(const char *dir, char **file) {
+  for (int i = 0; i < N_KINDS; i++) {
+    *file = fs_join(dir, kinds[i].name);
+    if (fs_exists(*file)) return i;
+    free(*file);
+  }
+  *file = NULL;
+  return -1;
+}
+
+bool tokenizer_exists(const char *dir) {
+  char *file;
+  bool there = find_kind(dir, &file) >= 0;
+  free(file);
+  return there;
+}
+
+static int load_folder(Tokenizer *t, const char *dir, Error *err) {
+  char *file;
+  int kind = find_kind(dir, &file);
+  if (kind < 0)
+    return error_set(
+        err,
+        "%s: no tokenizer in this folder; expected tokenizer.model, tokenizer.json, or "
+        "vocab.json and merges.txt",
+        dir);
+  int rc = kinds[kind].load(t, file, err);
+  free(file);
+  return rc || tokenizer_read_config(t, dir, err) ? -1 : 0;
+}
+
+/* Text must not become a special token, unless it is asked to. */
+static int finish_bpe(Tokenizer *t, const char *path, Error *err) {
+  for (int i = 0; i < t->n_added; i++) {
+    const Added *a = &t->added[i];
+    if (a->special && bpe_is_byte(t->bpe, a->id))
+      return error_set(err,
+                       "%s: the special token \"%s\" is that of a single byte, which text needs",
+                       path, a->text);
+    if (a->special) bpe_forbid(t->bpe, a->id);
+  }
+  bpe_finish(t->bpe, t->whole_words);
+  return 0;
 }
 
 Tokenizer *tokenizer_load(const char *path, Error *err) {
-  bool folder = fs_is_dir(path);
-  char *file = folder ? model_file(path, err) : mem_strdup(path);
-  if (!file) return NULL;
-  Tokenizer *t = load_model(file, err);
-  free(file);
-  if (t && folder && tokenizer_read_config(t, path, err)) {
+  Tokenizer *t = mem_zalloc(1, sizeof *t);
+  t->bos = t->eos = t->template_bos = -1;
+  t->prefix_each = true;
+  int rc = fs_is_dir(path) ? load_folder(t, path, err) : load_model(t, path, err);
+  if (!rc && t->bpe) rc = finish_bpe(t, path, err);
+  if (rc) {
     tokenizer_free(t);
     return NULL;
   }
-  if (t) index_added(t);
+  index_added(t);
   return t;
 }
 
@@ -143,9 +191,14 @@ void tokenizer_free(Tokenizer *t) {
   free(t->added);
   free(t->added_of);
   if (t->spm) spm_close(t->spm);
+  pretokenizer_free(t->words);
+  bpe_free(t->bpe);
   free(t);
 }
 
+const char *tokenizer_kind(const Tokenizer *t) {
+  return t->spm ? "SentencePiece" : "byte-level BPE";
+}
 int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 int tokenizer_bos(const Tokenizer *t) { return t->bos; }
 int tokenizer_eos(const Tokenizer *t) { return t->eos; }

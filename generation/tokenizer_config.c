@@ -1,4 +1,4 @@
-/* The JSON files beside tokenizer.model, as transformers writes them.
+/* The JSON files beside a model of any kind, as transformers writes them.
  *
  * tokenizer_config.json: tokenizer_class, add_bos_token, bos_token, eos_token, ..., legacy,
  * add_prefix_space, added_tokens_decoder. special_tokens_map.json: the same token names (older
@@ -10,8 +10,6 @@
 #include "core/fs.h"
 #include "generation/tokenizer.h"
 
-enum { MAX_TOKEN_ID = 1 << 24 };
-
 /* Classes whose ids are SentencePiece's own. Others shift or reorder them. */
 static const char *const known_classes[] = {
     "LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast",
@@ -21,15 +19,17 @@ static const char *const known_classes[] = {
 static const char *const role_keys[] = {"bos_token", "eos_token", "unk_token", "pad_token",
                                         "sep_token", "cls_token", "mask_token"};
 
-/* A token is spelled as a string or as {"content": string, ...}. NULL: neither. */
+/* A token is spelled as a string or as {"content": string, ...}. NULL: neither, or with a NUL. */
 static const char *token_text(const json_t *v) {
   if (json_is_object(v)) v = json_object_get(v, "content");
-  return json_is_string(v) ? json_string_value(v) : NULL;
+  const char *text = json_string_value(v);
+  return text && strlen(text) == json_string_length(v) ? text : NULL;
 }
 
-static int check_class(const json_t *config, const char *file, Error *err) {
-  const char *name;
-  if (json_get_str_or(config, "tokenizer_class", file, NULL, &name, err)) return -1;
+static int read_class(Tokenizer *t, const json_t *config, const char *file, Error *err) {
+  const char *name = NULL;
+  if (config && json_get_str_or(config, "tokenizer_class", file, NULL, &name, err)) return -1;
+  if (t->bpe) return tokenizer_apply_class(t, name, file, err);
   if (!name) return 0;
   for (size_t i = 0; i < sizeof known_classes / sizeof *known_classes; i++)
     if (strcmp(name, known_classes[i]) == 0) return 0;
@@ -37,17 +37,58 @@ static int check_class(const json_t *config, const char *file, Error *err) {
                    name);
 }
 
+/* Byte-level BPE: text and id must not belong to two tokens of the vocabulary. */
+static int check_spelling(const Tokenizer *t, const char *text, int32_t id, const char *file,
+                          Error *err) {
+  size_t len = strlen(text), n;
+  int other = bpe_find(t->bpe, text, len);
+  if (other >= 0 && other != id)
+    return error_set(err, "%s: added token \"%s\" has id %d here and %d in the vocabulary", file,
+                     text, id, other);
+  const char *bytes = bpe_token(t->bpe, id, &n);
+  bool same = other == id || !bytes || (n == len && memcmp(bytes, text, n) == 0);
+  for (int i = 0; i < t->n_added && same; i++)
+    same = t->added[i].id != id || strcmp(t->added[i].text, text) == 0;
+  if (!same)
+    return error_set(err, "%s: added token \"%s\": id %d is another token's already", file, text,
+                     id);
+  return 0;
+}
+
 static int add_token(Tokenizer *t, const char *text, json_int_t id, bool special, const char *file,
                      Error *err) {
   size_t len = strlen(text);
   if (len == 0) return error_set(err, "%s: added token %lld is empty", file, (long long)id);
-  if (id < 0 || id >= MAX_TOKEN_ID)
+  if (id < 0 || id > BPE_MAX_ID)
     return error_set(err, "%s: added token \"%s\": id %lld; expected 0 to %d", file, text,
-                     (long long)id, MAX_TOKEN_ID - 1);
+                     (long long)id, BPE_MAX_ID);
+  if (t->bpe && check_spelling(t, text, (int32_t)id, file, err)) return -1;
   Added *a = tokenizer_add(t, text, len, (int32_t)id, special);
   if (a->id != id)
     return error_set(err, "%s: added token \"%s\" has id %lld here and %d in the vocabulary", file,
                      text, (long long)id, a->id);
+  return 0;
+}
+
+int tokenizer_read_added(Tokenizer *t, const json_t *token, json_int_t id, const char *file,
+                         Error *err) {
+  const char *text = json_is_object(token) ? token_text(token) : NULL;
+  if (!text)
+    return error_set(err, "%s: added token %lld: expected {\"content\": \"..\", ..}", file,
+                     (long long)id);
+  bool special, lstrip, rstrip, single_word, normalized;
+  if (json_get_bool_or(token, "special", file, false, &special, err) ||
+      json_get_bool_or(token, "lstrip", file, false, &lstrip, err) ||
+      json_get_bool_or(token, "rstrip", file, false, &rstrip, err) ||
+      json_get_bool_or(token, "single_word", file, false, &single_word, err) ||
+      json_get_bool_or(token, "normalized", file, false, &normalized, err) ||
+      add_token(t, text, id, special, file, err))
+    return -1;
+  Added *a = tokenizer_add(t, text, strlen(text), (int32_t)id, special);
+  a->lstrip = lstrip;
+  a->rstrip = rstrip;
+  a->single_word = single_word;
+  a->normalized = normalized;
   return 0;
 }
 
@@ -60,19 +101,10 @@ static int read_decoder(Tokenizer *t, json_t *decoder, const char *file, Error *
   json_object_foreach(decoder, key, v) {
     char *end;
     long long id = strtoll(key, &end, 10);
-    const char *text = json_is_object(v) ? token_text(v) : NULL;
-    if (*end || end == key || !text)
+    if (*end || end == key || !json_is_object(v))
       return error_set(err, "%s: added_tokens_decoder: \"%s\": expected \"id\": {\"content\": ...}",
                        file, key);
-    bool special, lstrip, rstrip;
-    if (json_get_bool_or(v, "special", file, false, &special, err) ||
-        json_get_bool_or(v, "lstrip", file, false, &lstrip, err) ||
-        json_get_bool_or(v, "rstrip", file, false, &rstrip, err) ||
-        add_token(t, text, id, special, file, err))
-      return -1;
-    Added *a = tokenizer_add(t, text, strlen(text), (int32_t)id, special);
-    a->lstrip = lstrip;
-    a->rstrip = rstrip;
+    if (tokenizer_read_added(t, v, id, file, err)) return -1;
   }
   return 0;
 }
@@ -100,7 +132,7 @@ static int read_role(Tokenizer *t, const json_t *config, const char *key, bool n
   const char *text = token_text(v);
   if (!text || !*text) return error_set(err, "%s: %s: expected a token's text", file, key);
   *id = tokenizer_find(t, text, strlen(text));
-  if (*id >= 0) tokenizer_add(t, text, strlen(text), *id, true);
+  if (*id >= 0) tokenizer_make_special(t, text, *id);
   if (*id < 0 && needed)
     return error_set(err, "%s: %s: \"%s\" is not in the vocabulary", file, key, text);
   return 0;
@@ -121,19 +153,30 @@ static int read_roles(Tokenizer *t, const json_t *config, const char *file, Erro
     if (id < 0)
       return error_set(err, "%s: additional_special_tokens: \"%s\" is not in the vocabulary", file,
                        text ? text : "");
-    tokenizer_add(t, text, strlen(text), id, true);
+    tokenizer_make_special(t, text, id);
   }
   return 0;
 }
 
+/* The post_processor of tokenizer.json decides about BOS where add_bos_token is not given. */
+static int use_template(Tokenizer *t, const char *file, Error *err) {
+  t->adds_bos = t->template_bos >= 0;
+  if (!t->adds_bos || t->bos == t->template_bos) return 0;
+  if (t->bos >= 0)
+    return error_set(err, "%s: the post_processor puts token %d first, but bos_token is %d", file,
+                     t->template_bos, t->bos);
+  t->bos = t->template_bos;
+  return 0;
+}
+
 static int read_switches(Tokenizer *t, const json_t *config, const char *file, Error *err) {
+  if (json_get_bool_or(config, "add_bos_token", file, t->adds_bos, &t->adds_bos, err)) return -1;
+  if (t->spm && json_get_bool_or(config, "legacy", file, true, &t->prefix_each, err)) return -1;
   bool prefix;
-  if (check_class(config, file, err) ||
-      json_get_bool_or(config, "add_bos_token", file, t->bos >= 0, &t->adds_bos, err) ||
-      json_get_bool_or(config, "legacy", file, true, &t->prefix_each, err) ||
-      json_get_bool_or(config, "add_prefix_space", file, true, &prefix, err))
-    return -1;
-  t->prefix = t->prefix && prefix;
+  if (json_get_bool_or(config, "add_prefix_space", file, t->prefix, &prefix, err)) return -1;
+  if (t->spm) t->prefix = t->prefix && prefix;
+  /* Where other steps come before ByteLevel, transformers does not put the space either. */
+  if (t->bpe && pretokenizer_steps(t->words) <= 1) t->prefix = prefix;
   if (t->adds_bos && t->bos < 0)
     return error_set(err, "%s: add_bos_token is true, but there is no bos_token", file);
   return 0;
@@ -162,11 +205,15 @@ static void config_close(ConfigFile *c) {
 static int read_all(Tokenizer *t, const ConfigFile *added, const ConfigFile *map,
                     const ConfigFile *config, Error *err) {
   json_t *decoder = json_object_get(config->root, "added_tokens_decoder");
+  if (read_class(t, config->root, config->path, err)) return -1;
   if (added->root && read_added_tokens(t, added->root, added->path, err)) return -1;
   if (decoder && read_decoder(t, decoder, config->path, err)) return -1;
   if (map->root && read_roles(t, map->root, map->path, err)) return -1;
   if (config->root && read_roles(t, config->root, config->path, err)) return -1;
   t->adds_bos = t->bos >= 0;
+  if (t->bpe && !json_is_boolean(json_object_get(config->root, "add_bos_token")) &&
+      use_template(t, config->path, err))
+    return -1;
   return config->root ? read_switches(t, config->root, config->path, err) : 0;
 }
 

@@ -9,36 +9,22 @@
  * inside a UTF-8 character.
  *
  * Bytes that are not UTF-8 never reach SentencePiece (it would make U+FFFD of them): text is cut
- * there, and they become byte tokens. */
+ * there, and they become byte tokens.
+ *
+ * Byte-level BPE (bpe_text.c) has a token for every byte: all of this holds for it without any ifs,
+ * but for normal form C and add_prefix_space, where the tokenizer asks for them: those change text
+ * for good. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "generation/tokenizer.h"
+#include "generation/unicode.h"
 
 static void push_id(void *ctx, int32_t id) { token_list_push(ctx, id); }
 
-/* Length of the UTF-8 character at s (RFC 3629: no overlong forms, no surrogates), 0 if broken. */
-static size_t utf8_char(const uint8_t *s, size_t n) {
-  if (s[0] < 0x80) return 1;
-  size_t len = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-  if (s[0] < 0xc2 || s[0] > 0xf4 || n < len) return 0;
-  uint8_t lo = s[0] == 0xe0 ? 0xa0 : s[0] == 0xf0 ? 0x90 : 0x80;
-  uint8_t hi = s[0] == 0xed ? 0x9f : s[0] == 0xf4 ? 0x8f : 0xbf;
-  if (s[1] < lo || s[1] > hi) return 0;
-  for (size_t i = 2; i < len; i++)
-    if ((s[i] & 0xc0) != 0x80) return 0;
-  return len;
-}
-
-static size_t utf8_run(const char *text, size_t len) {
-  size_t at = 0, c;
-  while (at < len && (c = utf8_char((const uint8_t *)text + at, len - at)) > 0) at += c;
-  return at;
-}
-
 /* Text without special tokens. offset: of it in the caller's text, for messages. */
-static int encode_plain(const Tokenizer *t, const char *text, size_t len, size_t offset,
-                        bool prefix, TokenList *out, Error *err) {
+static int encode_spm(const Tokenizer *t, const char *text, size_t len, size_t offset, bool prefix,
+                      TokenList *out, Error *err) {
   for (size_t at = 0; at < len;) {
     size_t run = utf8_run(text + at, len - at);
     char msg[512] = "";
@@ -60,42 +46,92 @@ static int encode_plain(const Tokenizer *t, const char *text, size_t len, size_t
   return 0;
 }
 
-/* The longest added token at the start of text, or NULL; a special one not on content (may be NULL:
- * none). */
-static const Added *added_at(const Tokenizer *t, const char *text, const char *content, size_t len,
-                             bool special) {
-  if (!t->starts[(uint8_t)*text]) return NULL;
+/* A part of the text on its way through the passes: first the added tokens are taken out of it,
+ * then the normalized ones of what they leave, and the rest is the engine's. */
+typedef struct Stretch {
+  const char *text;
+  const char *content; /* NULL: none of it is content */
+  size_t len, offset;
+  bool special; /* special tokens are looked for */
+  bool prefix;  /* a space belongs before it */
+} Stretch;
+
+static bool stands_alone(const Stretch *s, size_t at, size_t len) {
+  size_t size, end = at + len;
+  return (at == 0 || !unicode_is_word(utf8_last(s->text, at, &size))) &&
+         (end == s->len || !unicode_is_word(utf8_first(s->text + end, s->len - end, &size)));
+}
+
+/* The longest added token that stands at a place, or NULL; a special one not on content. */
+static const Added *added_at(const Tokenizer *t, int pass, const Stretch *s, size_t at) {
+  if (!t->starts[pass][(uint8_t)s->text[at]]) return NULL;
   for (int i = 0; i < t->n_added; i++) {
     const Added *a = &t->added[i];
-    if (a->len > len || memcmp(a->text, text, a->len) != 0) continue;
-    bool on_content = content && memchr(content, 1, a->len);
-    if (!a->special || (special && !on_content)) return a;
+    if (a->special && !s->special) continue;
+    if (a->len > s->len - at || memcmp(a->text, s->text + at, a->len) != 0) continue;
+    if (a->special && s->content && memchr(s->content + at, 1, a->len)) continue;
+    if (a->single_word && !stands_alone(s, at, a->len)) continue;
+    if (tokenizer_pass(t, a) == pass) return a;
   }
   return NULL;
 }
 
-static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+/* The blanks that end the text, that it starts with. */
+static size_t blanks_before(const char *text, size_t len) {
+  size_t at = len, size;
+  while (at > 0 && unicode_is_space(utf8_last(text, at, &size))) at -= size;
+  return len - at;
+}
+static size_t blanks_behind(const char *text, size_t len) {
+  size_t at = 0, size;
+  while (at < len && unicode_is_space(utf8_first(text + at, len - at, &size))) at += size;
+  return at;
+}
 
-static int encode_pieces(const Tokenizer *t, const char *text, const char *content, size_t len,
-                         int flags, TokenList *out, Error *err) {
-  bool special = flags & TOK_SPECIAL, prefix = t->prefix && !(flags & TOK_CONTINUE);
+static int encode_stretch(const Tokenizer *t, int pass, Stretch s, TokenList *out, Error *err);
+
+/* Its part [from, end) in the next pass. */
+static int encode_part(const Tokenizer *t, int pass, const Stretch *s, size_t from, size_t end,
+                       bool prefix, TokenList *out, Error *err) {
+  Stretch part = {s->text + from, s->content ? s->content + from : NULL,
+                  end - from,     s->offset + from,
+                  s->special,     prefix};
+  return encode_stretch(t, pass + 1, part, out, err);
+}
+
+static int encode_pass(const Tokenizer *t, int pass, const Stretch *s, TokenList *out, Error *err) {
+  bool prefix = s->prefix;
   size_t from = 0, at = 0;
-  while (at < len) {
-    const Added *a = added_at(t, text + at, content ? content + at : NULL, len - at, special);
+  while (t->looks[pass] && at < s->len) {
+    const Added *a = added_at(t, pass, s, at);
     if (!a) {
       at++;
       continue;
     }
-    size_t end = at;
-    while (a->lstrip && end > from && is_blank(text[end - 1])) end--;
-    if (encode_plain(t, text + from, end - from, from, prefix, out, err)) return -1;
+    size_t end = at - (a->lstrip ? blanks_before(s->text + from, at - from) : 0);
+    if (encode_part(t, pass, s, from, end, prefix, out, err)) return -1;
     token_list_push(out, a->id);
     at += a->len;
-    while (a->rstrip && at < len && is_blank(text[at])) at++;
+    if (a->rstrip) at += blanks_behind(s->text + at, s->len - at);
     from = at;
     prefix = t->prefix && t->prefix_each;
   }
-  return encode_plain(t, text + from, len - from, from, prefix, out, err);
+  return encode_part(t, pass, s, from, s->len, prefix, out, err);
+}
+
+static int encode_stretch(const Tokenizer *t, int pass, Stretch s, TokenList *out, Error *err) {
+  if (s.len == 0) return 0;
+  if (pass == 0) return encode_pass(t, pass, &s, out, err);
+  if (pass < ADDED_PASSES) {
+    size_t len;
+    char *normal = t->nfc ? unicode_nfc(s.text, s.len, &len) : NULL;
+    if (normal) s = (Stretch){normal, NULL, len, s.offset, false, s.prefix};
+    int rc = encode_pass(t, pass, &s, out, err);
+    free(normal);
+    return rc;
+  }
+  if (t->bpe) return tokenizer_encode_bytes(t, s.text, s.len, s.offset, s.prefix, out, err);
+  return encode_spm(t, s.text, s.len, s.offset, s.prefix, out, err);
 }
 
 static int encode(const Tokenizer *t, const char *text, const char *content, size_t len, int flags,
@@ -106,12 +142,17 @@ static int encode(const Tokenizer *t, const char *text, const char *content, siz
     token_list_push(out, t->bos);
   }
   int body = out->n;
-  if (encode_pieces(t, text, content, len, flags, out, err)) {
+  Stretch all = {.text = text,
+                 .content = content,
+                 .len = len,
+                 .special = flags & TOK_SPECIAL,
+                 .prefix = t->prefix && !(flags & TOK_CONTINUE)};
+  if (encode_stretch(t, 0, all, out, err)) {
     out->n = before;
     return -1;
   }
   /* A template that spells the BOS token itself does not get a second one. */
-  if (body > before && out->n > body && out->v[body] == t->bos) {
+  if (body > before && out->n > body && out->v[body] == t->bos && t->added_of[t->bos] >= 0) {
     memmove(out->v + before, out->v + body, (size_t)(out->n - body) * sizeof *out->v);
     out->n--;
   }
@@ -159,7 +200,7 @@ static void put_token(const Tokenizer *t, int32_t id, Text *s, bool *strip) {
   size_t len;
   if (t->added_of[id] >= 0) {
     const Added *a = &t->added[t->added_of[id]];
-    if (id < spm_size(t->spm) && spm_kind(t->spm, id) == SPM_UNKNOWN) {
+    if (t->spm && id < spm_size(t->spm) && spm_kind(t->spm, id) == SPM_UNKNOWN) {
       const char *unknown = spm_unknown_text(t->spm, &len);
       text_put(s, unknown, len);
     } else if (!a->special) {
@@ -167,8 +208,10 @@ static void put_token(const Tokenizer *t, int32_t id, Text *s, bool *strip) {
     }
     return;
   }
-  const char *piece = spm_piece(t->spm, id, &len);
-  if (spm_kind(t->spm, id) == SPM_BYTE && len == strlen("<0x0A>")) {
+  const char *piece = t->bpe ? bpe_token(t->bpe, id, &len) : spm_piece(t->spm, id, &len);
+  if (t->bpe) {
+    text_put(s, piece, len);
+  } else if (spm_kind(t->spm, id) == SPM_BYTE && len == strlen("<0x0A>")) {
     char byte = (char)strtoul(piece + strlen("<0x"), NULL, 16);
     text_put(s, &byte, 1);
   } else {
@@ -178,13 +221,18 @@ static void put_token(const Tokenizer *t, int32_t id, Text *s, bool *strip) {
   }
 }
 
+static bool is_known(const Tokenizer *t, int32_t id) {
+  if (id < 0 || id >= t->vocab_size) return false;
+  size_t len;
+  if (t->added_of[id] >= 0) return true;
+  return t->bpe ? bpe_token(t->bpe, id, &len) != NULL : id < spm_size(t->spm);
+}
+
 char *tokenizer_decode(const Tokenizer *t, const int32_t *ids, int n, size_t *len, Error *err) {
   Text s = {.v = mem_alloc(64, 1), .cap = 64};
   bool strip = t->prefix || t->traits.squeezes_spaces;
   for (int i = 0; i < n; i++) {
-    bool known = ids[i] >= 0 && ids[i] < t->vocab_size &&
-                 (ids[i] < spm_size(t->spm) || t->added_of[ids[i]] >= 0);
-    if (!known) {
+    if (!is_known(t, ids[i])) {
       free(s.v);
       error_set(err, "token %d of %d is %d; the tokenizer has %d tokens", i + 1, n, ids[i],
                 t->vocab_size);

@@ -8,10 +8,7 @@ static void *arena_take(void *ctx, size_t bytes) { return device_alloc(ctx, byte
 static void arena_give(void *ctx, void *p) { device_free(ctx, p); }
 
 static int open_tokenizer(Engine *e, const char *dir, TokenizerNeed need, Error *err) {
-  char *file = fs_join(dir, "tokenizer.model");
-  bool there = fs_exists(file);
-  free(file);
-  if (!there && need == TOKENIZER_IF_THERE) return 0;
+  if (!tokenizer_exists(dir) && need == TOKENIZER_IF_THERE) return 0;
   e->tokenizer = tokenizer_load(dir, err);
   return e->tokenizer ? 0 : -1;
 }

@@ -160,7 +160,7 @@ static void print_tokenizer(const char *dir, const ModelConfig *c) {
     return;
   }
   field("tokenizer");
-  printf("SentencePiece, %d tokens", tokenizer_vocab_size(t));
+  printf("%s, %d tokens", tokenizer_kind(t), tokenizer_vocab_size(t));
   if (tokenizer_bos(t) >= 0)
     printf(", BOS %d (%s)", tokenizer_bos(t), tokenizer_adds_bos(t) ? "put first" : "not added");
   if (tokenizer_eos(t) >= 0) printf(", EOS %d", tokenizer_eos(t));

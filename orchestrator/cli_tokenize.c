@@ -105,7 +105,7 @@ const Command command_tokenize = {
     .example = "echo 'Once upon a time' | rlhf tokenize --model DIR -",
     .min_operands = 1,
     .max_operands = 1,
-    .options = {{"--model", OPT_TEXT, "DIR", "a folder with tokenizer.model, or such a file",
+    .options = {{"--model", OPT_TEXT, "DIR", "a folder with a tokenizer, or a .model file",
                  .dflt = NULL},
                 {"--json", OPT_FLAG, NULL, "read JSON Lines of {\"text\": \"..\"}", .dflt = NULL},
                 {"--no-bos", OPT_FLAG, NULL,
