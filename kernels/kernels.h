@@ -58,6 +58,45 @@ typedef struct SampleParams {
   bool greedy;       /* argmax, ties to the lowest id */
 } SampleParams;
 
+/* How numbers travel and how a secondary copy is kept. INT8, INT4 and FP8 (e4m3) quantize: `block`
+ * consecutive elements of one row share a scale = largest |x| / (127, 7, 448), and an element is
+ * its code times the scale, codes rounded to nearest even. A block with a NaN or an infinity has
+ * the scale NaN: every element of it arrives as NaN, none is ever taken for a number. Zero is
+ * exact; a block whose scale would be below 2^-126 becomes zero. A block of n INT4 codes is (n + 1)
+ * / 2 bytes, each with element i in its low half and element (n + 1) / 2 + i in its high half. */
+typedef enum WireKind { WIRE_F32, WIRE_BF16, WIRE_INT8, WIRE_INT4, WIRE_FP8 } WireKind;
+typedef struct WireFormat {
+  WireKind kind;
+  int block;   /* even, at most WIRE_MAX_BLOCK; F32 and BF16 have no blocks */
+  DType scale; /* DT_F32, or DT_BF16: the range of gradients is beyond float16's */
+} WireFormat;
+enum { WIRE_MAX_BLOCK = 4096 };
+
+/* Elements [first, first + count) of a matrix in row-major order with rows of `width`. Blocks are
+ * counted from the start of every row, the last of a row may be shorter; in a format with blocks
+ * the span starts and ends where blocks do. */
+typedef struct WireSpan {
+  int64_t width, first, count;
+} WireSpan;
+int64_t wire_blocks(WireFormat f, WireSpan s); /* 0 where the format has none */
+size_t wire_scale_bytes(WireFormat f, WireSpan s);
+size_t wire_payload_bytes(WireFormat f, WireSpan s);
+
+/* A span on the wire. Several of one shape (blocks from several ranks) lie `stride` bytes apart. */
+typedef struct WireData {
+  void *scales, *payload;
+  int n;
+  size_t stride;
+} WireData;
+
+/* Error feedback (LoCo, arXiv 2407.04480): what is sent is h = x + e; e becomes decay * e + (1 -
+ * decay) * (h - what arrives). error is BF16 [count], absent: none. Of a block that is not finite e
+ * becomes zero. */
+typedef struct WireFeedback {
+  Tensor error;
+  float decay;
+} WireFeedback;
+
 typedef struct Ops {
   void (*gemm)(Device *, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c);
 
@@ -135,6 +174,16 @@ typedef struct Ops {
   void (*axpy)(Device *, float alpha, Tensor x, Tensor y); /* y += alpha x */
   void (*scale)(Device *, float alpha, Tensor x); /* x *= alpha; alpha = 0 writes 0 also over NaN */
   void (*lerp)(Device *, float w, Tensor x, Tensor y); /* y = w y + (1 - w) x  (EMA, decay w) */
+
+  /* To the wire, from F32 x [count]; to.n is 1. */
+  void (*quantize)(Device *, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to);
+  /* y [count], F32: the sum of from.n spans, added in order in fp32 (each product and sum one fused
+   * rounding); add: to what y holds already, which comes first. */
+  void (*dequantize)(Device *, WireFormat f, WireSpan s, WireData from, bool add, Tensor y);
+  /* Sum as dequantize, then to the wire again, in one pass. Two formats with blocks have the same
+   * block. */
+  void (*requantize)(Device *, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
+                     WireFeedback e, WireData to);
 } Ops;
 
 /* ---- devices and memory -------------------------------------------------------------------- */
@@ -201,6 +250,17 @@ Grid *grid_create(int ranks_per_node, Error *err);
 void grid_free(Grid *g);
 void launch_finish(void);
 
+typedef enum CollKind {
+  COLL_ALL_GATHER,
+  COLL_REDUCE_SCATTER,
+  COLL_ALL_TO_ALL,
+  COLL_ALL_REDUCE,
+  COLL_BROADCAST,
+  COLL_BARRIER,
+  COLL_KINDS
+} CollKind;
+const char *coll_name(CollKind k);
+
 /* Collectives over host or CPU-device memory. All ranks of the Comm call them in the same order
  * with matching counts; any count, zero included. Each is counted (bytes that this rank received
  * from ranks of its own node / of other nodes) and timed. A failure dies with rank, collective and
@@ -224,23 +284,55 @@ void comm_barrier(Comm *c);
  * of the lowest such rank. Every rank must call it. */
 int comm_agree(Comm *c, int rc, Error *err);
 
-typedef enum CollKind {
-  COLL_ALL_GATHER,
-  COLL_REDUCE_SCATTER,
-  COLL_ALL_TO_ALL,
-  COLL_ALL_REDUCE,
-  COLL_BROADCAST,
-  COLL_BARRIER,
-  COLL_KINDS
-} CollKind;
-const char *coll_name(CollKind k);
+/* ---- collectives behind compute -------------------------------------------------------------
+ *
+ * comm_start_X is comm_X that returns at once, with a ticket; comm_wait waits until it is done.
+ * Everything that is started runs one after another, in the order of the starts (of all Comms
+ * together), so waiting for a ticket waits for all before it too. The collectives above, and the
+ * making and freeing of grids, first wait for all that was started. Until comm_queue_start, and
+ * always with one rank, a start does its work before it returns, and its ticket is 0.
+ *
+ * - From start to wait the buffers belong to the collective: nobody writes what is sent, nobody
+ *   touches what is received. Arrays of counts are copied and are free at once.
+ * - All ranks start the same things in the same order. One thread of a rank starts and waits.
+ * - A ticket is waited for once, or never when a later one is; waiting for 0 does nothing.
+ *
+ * On the CPU a thread of its own works the queue. With NCCL a start enqueues on a communication
+ * stream, which waits for the compute stream as it stands at the start, and a ticket is an event.
+ */
+typedef uint64_t CommTicket;
+CommTicket comm_start_all_gather(Comm *c, const void *send, void *recv,
+                                 const size_t *bytes_of_rank);
+CommTicket comm_start_reduce_scatter_f32(Comm *c, const float *send, float *recv,
+                                         const size_t *count_of_rank);
+CommTicket comm_start_all_to_all(Comm *c, const void *send, const size_t *send_bytes, void *recv,
+                                 const size_t *recv_bytes);
+/* Compute in its place between collectives (the dequantize-sum-requantize between two hops): calls
+ * work(arg) beside the compute thread, so it wants few threads; it may use no Comm. Its seconds are
+ * counted under `kind`. arg and what it points to live until the wait. */
+CommTicket comm_start_work(CollKind kind, void (*work)(void *arg), void *arg);
+void comm_wait(CommTicket t);
+
+/* Starts and ends the queue's thread; nothing happens with one rank, or when that is so already. An
+ * end waits for all that was started. */
+void comm_queue_start(void);
+void comm_queue_stop(void);
+bool comm_queue_runs(void);
+
+/* A collective of which nothing arrives for this long dies, naming itself, its group and the ranks
+ * that are missing. 0: waits for ever. 60 at the start of a process. */
+void comm_set_timeout(double seconds);
+
 typedef struct TrafficCount {
   uint64_t calls, intra_bytes, inter_bytes;
-  double seconds;
+  double seconds;        /* exposed: the caller waited */
+  double hidden_seconds; /* under way while the caller did something else */
 } TrafficCount;
 typedef struct Traffic {
   TrafficCount of[COLL_KINDS];
 } Traffic;
-Traffic traffic_now(void); /* since the start, all Comms of this rank; differences give a phase's */
+/* Since the start, all Comms of this rank; differences give a phase's. What was started and is not
+ * done is not in it yet. */
+Traffic traffic_now(void);
 
 #endif

@@ -214,7 +214,8 @@ static void long_blocks_go_in_several_messages(void **state) {
 static TrafficCount difference(Traffic a, Traffic b, CollKind k) {
   return (TrafficCount){b.of[k].calls - a.of[k].calls, b.of[k].intra_bytes - a.of[k].intra_bytes,
                         b.of[k].inter_bytes - a.of[k].inter_bytes,
-                        b.of[k].seconds - a.of[k].seconds};
+                        b.of[k].seconds - a.of[k].seconds,
+                        b.of[k].hidden_seconds - a.of[k].hidden_seconds};
 }
 
 static void assert_count(TrafficCount t, uint64_t calls, uint64_t intra, uint64_t inter) {

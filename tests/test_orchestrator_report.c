@@ -209,7 +209,8 @@ static ReportTotals sample_totals(void) {
                                       .generated_tokens = 50,
                                       .peak_bytes = 3 << 20,
                                       .calls = 7};
-  t.phase[PH_ROLLOUT].traffic.of[COLL_ALL_GATHER] = (TrafficCount){3, 2 << 20, 1 << 20, 0.25};
+  t.phase[PH_ROLLOUT].traffic.of[COLL_ALL_GATHER] =
+      (TrafficCount){.calls = 3, .intra_bytes = 2 << 20, .inter_bytes = 1 << 20, .seconds = 0.25};
   t.phase[PH_VALUES] = (PhaseTotals){
       .seconds = 6, .sequences = 8, .prompt_tokens = 1000, .generated_tokens = 50, .calls = 7};
   return t;
