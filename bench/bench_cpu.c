@@ -124,12 +124,14 @@ static void bench_packed(Bench *b, const char *what, void (*step)(Bench *, Work 
 
 /* ---- decoding ---- */
 
-/* What bounds a decode step of n sequences: the matrices' arithmetic, or reading the weights. */
+/* What bounds a decode step of n sequences: the arithmetic of the matrices, or reading the weights
+ * and the cache, half filled by the answers on average. */
 static double decode_bound(const Bench *b, int n) {
   const ModelConfig *c = model_config(b->m);
   double weights = (double)(model_config_params(c, HEAD_LM) - (int64_t)c->vocab_size * c->hidden);
+  double cache = 2.0 * n * (PROMPT + NEW / 2) * c->n_layers * c->n_kv_heads * c->head_dim;
   double compute = 2 * weights * n / b->rates.gemm_flops;
-  double read = weights * sizeof(float) / (b->rates.copy_bytes / 2); /* a copy also writes */
+  double read = (weights + cache) * sizeof(float) / b->rates.copy_bytes;
   return n / (compute > read ? compute : read);
 }
 

@@ -1,18 +1,19 @@
-/* Matrix products. One rule chooses: y = x W^T with SKINNY_FEWEST to SKINNY_MOST rows of x goes to
- * gemm_skinny, all else to oneDNN. Measured on one Zen 5 core over the matrices of a
- * 10-million-parameter Llama, 35 MB that do not fit in a cache, in GFLOP/s (bench/RESULTS.md has
+/* Matrix products. One rule chooses: y = x W^T goes by the rows of x to gemm_dot (up to DOT_MOST)
+ * or gemm_lanes (up to LANES_MOST), all else to oneDNN. Measured in GFLOP/s on one Zen 5 core over
+ * the matrices of a 10-million-parameter Llama, 35 MB that fit in no cache (bench/RESULTS.md has
  * more):
  *
- *   rows           4     8    12    16    32    48    64   128   256   2048
- *   oneDNN 2.6    40    65    87    55    95   116   134   175   194    257
- *   gemm_skinny   29    53    85   102   203   175   195   212   206
+ *   rows           1     4     8    16    32    48    64   128   256   2048
+ *   oneDNN 2.6    15    45    60    55    92   116   136   180   195    257
+ *   gemm_dot      25    90   146   166   169         164
+ *   gemm_lanes          28    50   102   155   180   204   212   208
  */
 #include "kernels/cpu/gemm.h"
 
 #include <dnnl.h>
 #include <omp.h>
 
-enum { SKINNY_FEWEST = 12, SKINNY_MOST = 256 };
+enum { DOT_MOST = 24 };
 
 void cpu_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c) {
   require(is_f32(a, 2) && is_f32(b, 2) && is_f32(c, 2));
@@ -24,9 +25,12 @@ void cpu_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float b
     cpu_scale(d, beta, c);
     return;
   }
-  if (kind == GEMM_NT && m >= SKINNY_FEWEST && m <= SKINNY_MOST) {
-    SkinnyGemm g = {m, n, k, alpha, beta, tensor_f32(a), tensor_f32(b), tensor_f32(c)};
-    gemm_skinny(d, &g);
+  if (kind == GEMM_NT && m <= LANES_MOST) {
+    RowsGemm g = {m, n, k, alpha, beta, tensor_f32(a), tensor_f32(b), tensor_f32(c)};
+    if (m <= DOT_MOST)
+      gemm_dot(d, &g);
+    else
+      gemm_lanes(d, &g);
     return;
   }
   omp_set_num_threads(d->threads); /* oneDNN asks OpenMP how many it may use */

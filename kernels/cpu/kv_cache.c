@@ -22,8 +22,8 @@ void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k
   require(is_i32_1d(slot_N, n));
   check_pages(s, k_pages);
   check_pages(s, v_pages);
+  require(v_pages.dim[0] == k_pages.dim[0] && v_pages.dim[1] == k_pages.dim[1]);
   int64_t slots = k_pages.dim[0] * k_pages.dim[1];
-  require(v_pages.dim[0] * v_pages.dim[1] == slots);
   const int32_t *slot = tensor_i32(slot_N);
   int64_t size = k_pages.dim[1], D = s.head_dim;
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (n * width >= PARALLEL_MIN)
@@ -158,9 +158,10 @@ void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor
   require(is_f32_2d(out_BHD, batch, H * s.head_dim));
   check_pages(s, k_pages);
   check_pages(s, v_pages);
+  require(v_pages.dim[0] == k_pages.dim[0] && v_pages.dim[1] == k_pages.dim[1]);
   DecodeArgs a = {.s = s,
                   .page_size = k_pages.dim[1],
-                  .n_pages = min_i64(k_pages.dim[0], v_pages.dim[0]),
+                  .n_pages = k_pages.dim[0],
                   .table_width = page_table_BP.dim[1],
                   .q = tensor_f32(qkv_BQ),
                   .k_pages = tensor_f32(k_pages),

@@ -1,5 +1,5 @@
-/* y = x W^T for a few dozen rows of x: the matrices of a decode step, where W is read once and from
- * far away.
+/* y = x W^T for some dozens of rows of x: the matrices of a decode step, where W is read once and
+ * from far away.
  *
  * Rows of x become the lanes of vectors: x is transposed and stays in cache, and each element of W
  * is loaded once and broadcast against the lanes. A few rows of W at a time are done for all of x
@@ -13,13 +13,12 @@
 #include "kernels/cpu/tile.h"
 
 enum {
-  DEPTH =
-      1024,  /* of x in one pass: SKINNY_MOST lanes of it are 1 MiB, about a second-level cache */
-  LANES = 64 /* of one product: as wide as tile_gemm's widest block */
+  DEPTH = 1024, /* of x in one pass: LANES_MOST lanes of it are 1 MiB, about a second-level cache */
+  LANES = 64    /* of one product: as wide as tile_gemm's widest block */
 };
 
 /* Lanes [c, c + lanes) of x at depth [p, p + depth), zero beyond x's rows: xt[depth, lanes]. */
-static void transpose_x(const SkinnyGemm *g, int64_t c, int64_t p, int64_t depth, float *xt) {
+static void transpose_x(const RowsGemm *g, int64_t c, int64_t p, int64_t depth, float *xt) {
   int64_t rows = min_i64(LANES, g->m - c), lanes = round_up(rows, VEC);
   for (int64_t q = 0; q < depth; q++) {
     for (int64_t i = 0; i < rows; i++) xt[q * lanes + i] = g->x[(c + i) * g->k + p + q];
@@ -28,7 +27,7 @@ static void transpose_x(const SkinnyGemm *g, int64_t c, int64_t p, int64_t depth
 }
 
 /* yt[w_rows, lanes] goes to rows c.. and columns j.. of y; passes after the first add. */
-static void store_turned(const SkinnyGemm *g, const float *yt, int64_t lanes, int64_t c, int64_t j,
+static void store_turned(const RowsGemm *g, const float *yt, int64_t lanes, int64_t c, int64_t j,
                          bool add) {
   int64_t rows = min_i64(LANES, g->m - c), columns = min_i64(TILE_ROWS, g->n - j);
   float beta = add ? 1 : g->beta;
@@ -50,7 +49,7 @@ static TileA pad_rows(TileA a, int64_t rows, int64_t depth, float *copy) {
 }
 
 /* Rows [j, j + TILE_ROWS) of W, or those that are left, against all of x. */
-static void skinny_rows(const SkinnyGemm *g, const float *xt, int64_t j, int64_t p, int64_t depth) {
+static void lanes_rows(const RowsGemm *g, const float *xt, int64_t j, int64_t p, int64_t depth) {
   float yt[TILE_ROWS * LANES], last[TILE_ROWS * DEPTH];
   TileA a = {g->w + j * g->k + p, g->k, 1};
   for (int64_t r = TILE_ROWS; r < 2 * TILE_ROWS && j + r < g->n; r++)
@@ -64,7 +63,7 @@ static void skinny_rows(const SkinnyGemm *g, const float *xt, int64_t j, int64_t
   }
 }
 
-void gemm_skinny(Device *d, const SkinnyGemm *g) {
+void gemm_lanes(Device *d, const RowsGemm *g) {
   float *xt = scratch_alloc(min_i64(DEPTH, g->k) * round_up(g->m, LANES));
   int64_t work = g->m * g->n * g->k / 16; /* of an element-wise op of the same length */
 #pragma omp parallel num_threads(d->threads) if (work >= PARALLEL_MIN)
@@ -73,7 +72,7 @@ void gemm_skinny(Device *d, const SkinnyGemm *g) {
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < g->m; c += LANES) transpose_x(g, c, p, depth, xt + c * depth);
 #pragma omp for schedule(static)
-    for (int64_t j = 0; j < g->n; j += TILE_ROWS) skinny_rows(g, xt, j, p, depth);
+    for (int64_t j = 0; j < g->n; j += TILE_ROWS) lanes_rows(g, xt, j, p, depth);
   }
   free(xt);
 }
