@@ -212,16 +212,21 @@ int config_from_json(const json_t *root, const char *file, ModelConfig *out, Err
   return 0;
 }
 
-int model_config_read(const char *dir, ModelConfig *out, Error *err) {
-  char *file = fs_join(dir, "config.json");
+int model_config_read_file(const char *file, ModelConfig *out, Error *err) {
   json_t *root = json_read(file, err);
   int rc = root ? config_from_json(root, file, out, err) : -1;
   json_decref(root);
+  return rc;
+}
+
+int model_config_read(const char *dir, ModelConfig *out, Error *err) {
+  char *file = fs_join(dir, "config.json");
+  int rc = model_config_read_file(file, out, err);
   free(file);
   if (rc) return -1;
   file = fs_join(dir, "generation_config.json");
   if (fs_exists(file)) {
-    root = json_read(file, err);
+    json_t *root = json_read(file, err);
     rc = root ? get_eos(root, file, out, err) : -1;
     json_decref(root);
   }

@@ -40,6 +40,8 @@ typedef struct ModelConfig {
 /* Reads DIR/config.json (older and newer spelling) and generation_config.json. Refuses, by name, an
  * architecture or a flag that is not supported; never guesses. */
 int model_config_read(const char *dir, ModelConfig *out, Error *err);
+/* From one file, whatever its name. */
+int model_config_read_file(const char *file, ModelConfig *out, Error *err);
 int model_config_check(const ModelConfig *c,
                        Error *err); /* consistency: heads divide, sizes positive... */
 int64_t model_config_params(const ModelConfig *c, HeadKind head);

@@ -11,7 +11,7 @@
 
 static const Command *const commands[] = {&command_train,    &command_check,    &command_score,
                                           &command_generate, &command_tokenize, &command_inspect,
-                                          &command_report};
+                                          &command_report,   &command_bench};
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 int out_flush(Error *err) {

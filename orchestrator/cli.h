@@ -63,6 +63,7 @@ extern const Command command_score;                                /* cli_score.
 extern const Command command_generate;                             /* cli_generate.c */
 extern const Command command_tokenize;                             /* cli_tokenize.c */
 extern const Command command_inspect;                              /* cli_inspect.c */
+extern const Command command_bench;                                /* cli_bench.c */
 
 /* ---- what they share ---- */
 
