@@ -1,0 +1,469 @@
+/* The files of byte-level BPE: what tokenizer.json, vocab.json + merges.txt and
+ * tokenizer_config.json say, and damaged or foreign files, each of which gives one clear error. The
+ * vocabularies are made here: ids below 256 are bytes. */
+#include "core/rng.h"
+#include "tests/bpe_test.h"
+
+#define SPLIT(regex)                                    \
+  "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex \
+  "\"},\"behavior\":\"Isolated\",\"invert\":false}"
+#define SEQUENCE(step) "{\"type\":\"Sequence\",\"pretokenizers\":[" step "," BPE_BYTE_LEVEL "]}"
+#define LLAMA3                                                                           \
+  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}| " \
+  "?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+#define QWEN2                                                                       \
+  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| " \
+  "?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+#define ADDED(id, text, more) "{\"id\":" #id ",\"content\":\"" text "\"" more "}"
+#define SPECIAL ",\"special\":true,\"normalized\":false"
+
+/* ---- as Llama 3's: ignore_merges, merges as pairs, BOS from a template in a sequence ---- */
+
+static const BpeFile llama3 = {
+    .vocab = "\"12\":256,\"123\":257,\"ab\":258,\"\\u0120a\":259,\"abab\":260,\"'LL\":261",
+    .merges = "[\"1\",\"2\"],[\"12\",\"3\"],[\"a\",\"b\"],[\"\\u0120\",\"a\"]",
+    .model = "\"ignore_merges\":true,\"unk_token\":null,\"fuse_unk\":false,\"dropout\":null,"
+             "\"byte_fallback\":false,\"continuing_subword_prefix\":null,"
+             "\"end_of_word_suffix\":null",
+    .pre = SEQUENCE(SPLIT(LLAMA3)),
+    .root = "\"normalizer\":null,\"added_tokens\":[" ADDED(300, "<|bos|>", SPECIAL) "," ADDED(
+        301, "<|end|>",
+        SPECIAL) "],\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
+                 "\"ByteLevel\",\"trim_offsets\":true},{\"type\":\"TemplateProcessing\",\"single\":"
+                 "[{\"SpecialToken\":{\"id\":\"<|bos|>\",\"type_id\":0}},{\"Sequence\":{\"id\":"
+                 "\"A\",\"type_id\":0}}],\"pair\":[],\"special_tokens\":{}}]}"};
+
+static void test_llama3(void **state) {
+  (void)state;
+  Tokenizer *t = bpe_load(bpe_json_folder(
+      llama3, "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"eos_token\":\"<|end|>\"}"));
+  assert_int_equal(tokenizer_bos(t), 300);
+  assert_int_equal(tokenizer_eos(t), 301);
+  assert_true(tokenizer_adds_bos(t));
+  assert_int_equal(tokenizer_vocab_size(t), 302);
+  bpe_expect(t, "1234", TOK_BOS, BPE_IDS(300, 257, '4')); /* digits by threes */
+  bpe_expect(t, "abab", 0, BPE_IDS(260));                 /* a word that is a token, by no merge */
+  bpe_expect(t, "ababab", 0, BPE_IDS(258, 258, 258));
+  bpe_expect(t, " abab acb'LL", 0, BPE_IDS(' ', 258, 258, 259, 'c', 'b', 261));
+  bpe_expect(t, "a<|end|>", TOK_SPECIAL, BPE_IDS('a', 301));
+  bpe_expect(t, "<|end|>", 0, BPE_IDS('<', '|', 'e', 'n', 'd', '|', '>'));
+  Error err = {""};
+  TokenList ids = {0};
+  token_list_push(&ids, 299); /* a hole */
+  assert_null(tokenizer_decode(t, ids.v, 1, NULL, &err));
+  token_list_free(&ids);
+  tokenizer_free(t);
+}
+
+static void test_whole_words_are_asked_for(void **state) {
+  (void)state;
+  BpeFile f = llama3;
+  f.model = NULL;
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+  bpe_expect(t, "abab'LL", 0, BPE_IDS(258, 258, '\'', 'L', 'L'));
+  assert_int_equal(tokenizer_bos(t), 300);
+  assert_true(tokenizer_adds_bos(t));
+  assert_int_equal(tokenizer_eos(t), -1);
+  tokenizer_free(t);
+}
+
+/* ---- as Qwen2's: NFC, merges as strings, no BOS ---- */
+
+static const BpeFile qwen2 = {
+    .vocab = "\"\\u00c3\\u00a9\":256,\"\\u0120\\u00c3\\u00a9\":257",
+    .merges = "\"\\u00c3 \\u00a9\",\"\\u0120 \\u00c3\\u00a9\"",
+    .pre = SEQUENCE(SPLIT(QWEN2)),
+    .root = "\"normalizer\":{\"type\":\"NFC\"},\"added_tokens\":[" ADDED(
+        260, "<|im_start|>", SPECIAL) "," ADDED(261, "<tool>", ",\"special\":false") "]"};
+
+static void test_qwen2(void **state) {
+  (void)state;
+  Tokenizer *t = bpe_load(bpe_json_folder(
+      qwen2,
+      "{\"tokenizer_class\":\"Qwen2Tokenizer\",\"add_bos_token\":false,\"bos_token\":null,"
+      "\"eos_token\":\"<|im_start|>\",\"add_prefix_space\":false}"));
+  assert_int_equal(tokenizer_bos(t), -1);
+  assert_int_equal(tokenizer_eos(t), 260);
+  assert_false(tokenizer_adds_bos(t));
+  bpe_expect(t, "12 e\xcc\x81", 0, BPE_IDS('1', '2', 257)); /* e + acute is one character */
+  bpe_expect(t,
+             "e\xcc\x81\xff"
+             "e\xcc",
+             0, BPE_IDS(256, 0xff, 'e', 0xcc));
+  bpe_expect(t, "<|im_start|>\xc3\xa9<tool>", TOK_SPECIAL, BPE_IDS(260, 256, 261));
+  bpe_expect(t, "<tool>", 0, BPE_IDS(261)); /* not special: part of the vocabulary */
+  TokenList ids = bpe_encode(t, "e\xcc\x81", 3, 0);
+  bpe_expect_text(t, ids, "\xc3\xa9", 2);
+  token_list_free(&ids);
+  tokenizer_free(t);
+}
+
+/* ---- added tokens ---- */
+
+static void test_added_tokens(void **state) {
+  (void)state;
+  BpeFile f = {.root = "\"added_tokens\":[" ADDED(300, "<L>", ",\"lstrip\":true" SPECIAL) "," ADDED(
+                   301, "<R>", ",\"rstrip\":true" SPECIAL) "," ADDED(302, "<L>x", SPECIAL) "," ADDED(303, "cat",
+                                                                                ",\"single_word\":true") "," ADDED(304, "bc",
+                                                                                                                   "") "," ADDED(305,
+                                                                                                                                 "ab",
+                                                                                                                                 ",\"normalized\":"
+                                                                                                                                 "true") "]"};
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+  bpe_expect(t, "y \n\xe3\x80\x80<L> y", TOK_SPECIAL, BPE_IDS('y', 300, ' ', 'y'));
+  bpe_expect(t, "y <R> \t\xc2\x85y", TOK_SPECIAL, BPE_IDS('y', ' ', 301, 'y'));
+  bpe_expect(t, "<R> <L>", TOK_SPECIAL, BPE_IDS(301, 300));
+  bpe_expect(t, "<L>x<L>", TOK_SPECIAL, BPE_IDS(302, 300)); /* the longest wins */
+  bpe_expect(t, "cat cats", 0, BPE_IDS(303, ' ', 'c', 'a', 't', 's'));
+  bpe_expect(t, "_cat-cat", 0, BPE_IDS('_', 'c', 'a', 't', '-', 303));
+  bpe_expect(t,
+             "\xc3\xa9"
+             "cat",
+             0, BPE_IDS(0xc3, 0xa9, 'c', 'a', 't'));
+  bpe_expect(t, "abc", 0, BPE_IDS('a', 304)); /* first those that are not `normalized` */
+  bpe_expect(t, "abbc", 0, BPE_IDS(305, 304));
+  bpe_round_trip(t, "abc cat bc ab", 13);
+  tokenizer_free(t);
+}
+
+/* Text never becomes a special token, even where a merge or a whole word would make it; a role does
+ * not make a token special that text needs. */
+static void test_text_makes_no_special_token(void **state) {
+  (void)state;
+  BpeFile f = {
+      .vocab = "\"ab\":256,\"abc\":257,\"xyz\":258,\"de\":259",
+      .merges = "\"a b\",\"ab c\",\"d e\"",
+      .model = "\"ignore_merges\":true",
+      .root = "\"added_tokens\":[" ADDED(257, "abc", SPECIAL) "," ADDED(258, "xyz", SPECIAL) "]"};
+  Tokenizer *t = bpe_load(bpe_json_folder(f, "{\"pad_token\":\"!\",\"eos_token\":\"de\"}"));
+  bpe_expect(t, "abc xyz", 0, BPE_IDS(256, 'c', ' ', 'x', 'y', 'z'));
+  bpe_expect(t, "abcxyz", TOK_SPECIAL, BPE_IDS(257, 258));
+  bpe_expect(t, "!de", 0, BPE_IDS('!', 259));
+  bpe_expect(t, "!de", TOK_SPECIAL, BPE_IDS('!', 259));
+  assert_int_equal(tokenizer_eos(t), 259);
+  bpe_round_trip(t, "!de abc", 7);
+  tokenizer_free(t);
+}
+
+/* A BOS token that text can be made of is not taken for a second one and removed. */
+static void test_bos_that_text_makes(void **state) {
+  (void)state;
+  Tokenizer *t = bpe_load(bpe_json_folder((BpeFile){0}, "{\"bos_token\":\"!\"}"));
+  bpe_expect(t, "!!", TOK_BOS, BPE_IDS('!', '!', '!'));
+  tokenizer_free(t);
+}
+
+/* ---- pre-tokenization and configuration ---- */
+
+static void test_pre_tokenizers(void **state) {
+  (void)state;
+  BpeFile f = {.vocab = "\"11\":256,\"\\u0120a\":257,\"a,\":258",
+               .merges = "\"1 1\",\"\\u0120 a\",\"a ,\""};
+  static const struct {
+    const char *pre, *text;
+    int n;
+    int32_t ids[8];
+  } cases[] = {
+      {BPE_GPT2, "11 a,", 3, {256, 257, ','}},
+      {BPE_BYTE_LEVEL, "11 a,", 3, {256, 257, ','}},
+      {BPE_BYTE_LEVEL, "a,", 1, {258}},
+      {"{\"type\":\"ByteLevel\",\"use_regex\":false}", "a,", 2, {257, ','}}, /* with a space */
+      {"{\"type\":\"ByteLevel\",\"use_regex\":false}", " a,", 2, {257, ','}},
+      {SEQUENCE("{\"type\":\"Digits\",\"individual_digits\":true}"), "11a", 3, {'1', '1', 'a'}},
+      {SEQUENCE("{\"type\":\"Digits\",\"individual_digits\":false}"), "11a,", 2, {256, 258}},
+      {SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"String\":\" a\"},\"behavior\":\"Isolated\"}"),
+       "a, a,",
+       3,
+       {258, 257, ','}},
+      {SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"String\":\".\"},\"behavior\":\"Isolated\"}"),
+       "a,11",
+       2,
+       {258, 256}},
+      {SEQUENCE("{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("1") "," SPLIT("a") "]}"),
+       "11a,",
+       4,
+       {'1', '1', 'a', ','}},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    f.pre = cases[i].pre;
+    Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+    bpe_expect(t, cases[i].text, 0, cases[i].n, cases[i].ids);
+    tokenizer_free(t);
+  }
+  f.pre = "{\"type\":\"ByteLevel\",\"use_regex\":false}";
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+  bpe_expect(t, "a", TOK_CONTINUE, BPE_IDS('a'));
+  tokenizer_free(t);
+  t = bpe_load(bpe_json_folder(f, "{\"add_prefix_space\":false}"));
+  bpe_expect(t, "a", 0, BPE_IDS('a'));
+  tokenizer_free(t);
+}
+
+/* "Removed", inverted: only what matches is kept. Text that would be lost is refused. */
+static void test_pattern_that_covers(void **state) {
+  (void)state;
+  BpeFile f = {.pre =
+                   SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z ]+\"},\"behavior\":"
+                            "\"Removed\",\"invert\":true}")};
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+  bpe_expect(t, "ab c", 0, BPE_IDS('a', 'b', ' ', 'c'));
+  Error err = {""};
+  TokenList ids = {0};
+  assert_int_equal(tokenizer_encode(t, "ab3c", 4, 0, &ids, &err), -1);
+  assert_non_null(strstr(err.msg, "byte 2 of the text"));
+  assert_int_equal(ids.n, 0);
+  tokenizer_free(t);
+}
+
+static void test_bos(void **state) {
+  (void)state;
+  static const struct {
+    const char *config;
+    int bos, adds;
+  } cases[] = {{NULL, 300, 1},
+               {"{\"tokenizer_class\":\"PreTrainedTokenizerFast\"}", 300, 1},
+               {"{\"bos_token\":\"<|bos|>\"}", 300, 1},
+               {"{\"bos_token\":null}", 300, 1},
+               {"{\"add_bos_token\":false,\"bos_token\":\"<|bos|>\"}", 300, 0},
+               {"{\"add_bos_token\":null,\"bos_token\":\"<|bos|>\"}", 300, 1},
+               {"{\"add_bos_token\":true,\"bos_token\":\"<|end|>\"}", 301, 1},
+               {"{\"add_bos_token\":false,\"bos_token\":null}", -1, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Tokenizer *t = bpe_load(bpe_json_folder(llama3, cases[i].config));
+    assert_int_equal(tokenizer_bos(t), cases[i].bos);
+    assert_int_equal(tokenizer_adds_bos(t), cases[i].adds);
+    tokenizer_free(t);
+  }
+  bpe_refuse(bpe_json_folder(llama3, "{\"bos_token\":\"<|end|>\"}"),
+             "the post_processor puts token 300 first, but bos_token is 301");
+}
+
+/* ---- vocab.json and merges.txt ---- */
+
+static const char *files_folder(const char *vocab, const char *merges, const char *config) {
+  const char *dir = bpe_folder();
+  char *text;
+  size_t len;
+  FILE *f = open_memstream(&text, &len);
+  bpe_put_vocab(f, vocab);
+  if (fclose(f) != 0) die("out of memory");
+  bpe_put_file(dir, "vocab.json", text, len);
+  if (merges) bpe_put_file(dir, "merges.txt", merges, strlen(merges));
+  if (config) bpe_put_file(dir, "tokenizer_config.json", config, strlen(config));
+  free(text);
+  return dir;
+}
+
+static void test_vocab_and_merges(void **state) {
+  (void)state;
+  static const char vocab[] = "\"ab\":256,\"#ab\":257,\"<|endoftext|>\":258";
+  Tokenizer *t = bpe_load(files_folder(vocab, "#version: 0.2\r\na b\r\n\r\n# ab", NULL));
+  bpe_expect(t, "ab#ab", 0, BPE_IDS(256, '#', 256)); /* GPT-2's pattern parts them */
+  bpe_expect(t, "abab", TOK_BOS, BPE_IDS(258, 256, 256));
+  assert_int_equal(tokenizer_eos(t), 258);
+  assert_false(tokenizer_adds_bos(t));
+  tokenizer_free(t);
+  t = bpe_load(files_folder(vocab, "a b\n# ab\n", "{\"tokenizer_class\":\"Qwen2Tokenizer\"}"));
+  bpe_expect(t, "#ab", 0, BPE_IDS(257)); /* Qwen2's takes a sign before letters */
+  assert_int_equal(tokenizer_bos(t), -1);
+  assert_int_equal(tokenizer_eos(t), 258);
+  tokenizer_free(t);
+}
+
+/* Of a pair that comes twice, the last counts. */
+static void test_merge_order(void **state) {
+  (void)state;
+  static const char vocab[] = "\"ab\":256,\"bc\":257";
+  Tokenizer *t = bpe_load(files_folder(vocab, "a b\nb c\n", NULL));
+  bpe_expect(t, "abc", 0, BPE_IDS(256, 'c'));
+  tokenizer_free(t);
+  t = bpe_load(files_folder(vocab, "a b\nb c\na b\n", NULL));
+  bpe_expect(t, "abc", 0, BPE_IDS('a', 257));
+  tokenizer_free(t);
+}
+
+static void test_wrong_vocab_and_merges(void **state) {
+  (void)state;
+  bpe_refuse(files_folder("", NULL, NULL), "merges.txt");
+  bpe_refuse(files_folder("\"ab\":256", "a b\na bc\n", NULL),
+             "merges.txt:2: merge \"a bc\": \"bc\" is not in the vocabulary");
+  bpe_refuse(files_folder("\"ab\":256", "b a\n", NULL),
+             "merges.txt:1: merge \"b a\": \"ba\" is not in the vocabulary");
+  bpe_refuse(files_folder("", "a\n", NULL), "merges.txt:1: \"a\": expected two tokens");
+  bpe_refuse(files_folder("", "#version\n\na b c\n", NULL), "merges.txt:3: \"a b c\"");
+  bpe_refuse(files_folder("\"ab\":255", "", NULL), "id 255 is another token's already");
+  bpe_refuse(files_folder("\"a\":256", "", NULL), "\"a\"");
+  bpe_refuse(files_folder("\"ab\":\"256\"", "", NULL), "vocab.json: token \"ab\"");
+  bpe_refuse(files_folder("\"ab\":-1", "", NULL), "id -1");
+  bpe_refuse(files_folder("\"ab\":99999999999", "", NULL), "id 99999999999");
+  bpe_refuse(files_folder("\"\":256", "", NULL), "id 256 is empty");
+  bpe_refuse(files_folder("", "", "{\"tokenizer_class\":\"LlamaTokenizer\"}"),
+             "LlamaTokenizer with vocab.json alone");
+  bpe_refuse(files_folder("", "", "{\"tokenizer_class\":\"RobertaTokenizer\"}"),
+             "RobertaTokenizer is not supported");
+}
+
+/* ---- tokenizer.json that is refused ---- */
+
+static void test_other_kinds(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *what;
+  } cases[] = {
+      {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "model.type: Unigram is not supported"},
+      {"{\"model\":{\"type\":\"WordPiece\"}}", "model.type: WordPiece is not supported"},
+      {"{\"model\":{\"type\":\"WordLevel\"}}", "model.type: WordLevel is not supported"},
+      {"{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true}}", "byte_fallback"},
+      {"{\"model\":{\"type\":5}}", "type"},
+      {"{\"model\":[]}", "model: found an array"},
+      {"{}", "model: found nothing"},
+      {"[]", "expected an object"},
+      {"{\"model\":{\"vocab\":{}},\"pre_tokenizer\":" BPE_GPT2 "}", "model.vocab"},
+      {"{\"model\":{\"vocab\":[]},\"pre_tokenizer\":" BPE_GPT2 "}", "model.vocab"},
+      {"{\"model\":{\"vocab\":{\"a\":0}},\"pre_tokenizer\":" BPE_GPT2 "}", "model.merges"},
+      {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}}", "only byte-level BPE is supported"},
+      {"{\"model\":{\"vocab\":{\"a\":0,\"a\":1},\"merges\":[]}}", "\"a\""},
+      {"", "tokenizer.json"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *dir = bpe_folder();
+    bpe_put_file(dir, "tokenizer.json", cases[i].text, strlen(cases[i].text));
+    bpe_refuse(dir, cases[i].what);
+  }
+}
+
+static void refuse_root(const char *root, const char *what) {
+  bpe_refuse(bpe_json_folder((BpeFile){.root = root}, NULL), what);
+}
+static void refuse_pre(const char *pre, const char *what) {
+  bpe_refuse(bpe_json_folder((BpeFile){.pre = pre}, NULL), what);
+}
+static void refuse_model(const char *model, const char *what) {
+  bpe_refuse(bpe_json_folder((BpeFile){.model = model}, NULL), what);
+}
+static void refuse_merges(const char *merges, const char *what) {
+  bpe_refuse(bpe_json_folder((BpeFile){.vocab = "\"ab\":256", .merges = merges}, NULL), what);
+}
+
+static void test_wrong_steps(void **state) {
+  (void)state;
+  refuse_root("\"normalizer\":{\"type\":\"Lowercase\"}", "normalizer: Lowercase is not supported");
+  refuse_root(
+      "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":"
+      "\"Prepend\"}]}",
+      "normalizer: Prepend is not supported");
+  refuse_root("\"normalizer\":{\"type\":\"Sequence\"}", "normalizers");
+  refuse_root("\"normalizer\":5", "normalizer: found a");
+  refuse_pre("{\"type\":\"Metaspace\"}", "pre_tokenizer: Metaspace is not supported");
+  refuse_pre("null", "only byte-level BPE");
+  refuse_pre("{\"type\":\"Digits\"}", "only byte-level BPE");
+  refuse_pre("{\"type\":\"Sequence\",\"pretokenizers\":[" BPE_GPT2 ",{\"type\":\"Digits\"}]}",
+             "Digits is not supported; expected nothing behind ByteLevel");
+  refuse_pre(
+      "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"},{\"type\":"
+      "\"ByteLevel\"}]}",
+      "add_prefix_space");
+  refuse_pre("{\"type\":\"ByteLevel\",\"use_regex\":1}", "use_regex");
+  refuse_pre(SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":"
+                      "\"MergedWithNext\"}"),
+             "behavior MergedWithNext");
+  refuse_pre(SEQUENCE("{\"type\":\"Split\",\"pattern\":\"a\",\"behavior\":\"Isolated\"}"),
+             "pattern");
+  refuse_pre(SEQUENCE(SPLIT("(a")), "pattern \"(a\"");
+  refuse_pre(SEQUENCE(SPLIT("\\\\w+")), "\"\\w\" at byte 0 is not supported");
+  refuse_pre(SEQUENCE(SPLIT("")), "the pattern is empty");
+  refuse_root("\"decoder\":{\"type\":\"WordPiece\"}", "decoder");
+  refuse_root("\"post_processor\":{\"type\":\"RobertaProcessing\"}",
+              "post_processor: RobertaProcessing is not supported");
+  refuse_root("\"post_processor\":{\"type\":\"TemplateProcessing\"}", "single");
+  refuse_root(
+      "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+      "\"id\":\"<x>\"}},{\"Sequence\":{\"id\":\"A\"}}]}",
+      "\"<x>\" is not in the vocabulary");
+  refuse_root(
+      "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+      "\"id\":\"a\"}},{\"SpecialToken\":{\"id\":\"b\"}},{\"Sequence\":{\"id\":\"A\"}}]}",
+      "several tokens");
+}
+
+static void test_wrong_model(void **state) {
+  (void)state;
+  refuse_model("\"dropout\":0.1", "dropout");
+  refuse_model("\"end_of_word_suffix\":\"</w>\"", "end_of_word_suffix");
+  refuse_model("\"continuing_subword_prefix\":\"##\"", "continuing_subword_prefix");
+  refuse_model("\"ignore_merges\":\"yes\"", "ignore_merges");
+  refuse_merges("\"a b\",\"a c\"", "model.merges[1]: merge \"a c\": \"ac\" is not in");
+  refuse_merges("[\"a\",\"bb\"]", "model.merges[0]: merge [\"a\", \"bb\"]: \"bb\" is not in");
+  refuse_merges("[\"a\"]", "model.merges[0]");
+  refuse_merges("[\"a\",5]", "model.merges[0]");
+  refuse_merges("7", "model.merges[0]");
+  refuse_merges("\"ab\"", "model.merges[0]: \"ab\": expected two tokens");
+}
+
+static void test_wrong_added_tokens(void **state) {
+  (void)state;
+  refuse_root("\"added_tokens\":{}", "added_tokens: found an object");
+  refuse_root("\"added_tokens\":[5]", "added_tokens[0]");
+  refuse_root("\"added_tokens\":[{\"id\":300}]", "added token 300");
+  refuse_root("\"added_tokens\":[{\"id\":300,\"content\":\"\"}]", "300 is empty");
+  refuse_root("\"added_tokens\":[{\"id\":300,\"content\":\"a\\u0000b\"}]", "added token 300");
+  refuse_root("\"added_tokens\":[{\"id\":300,\"content\":\"x\"}]", "id 300 here and 120 in");
+  refuse_root("\"added_tokens\":[{\"id\":120,\"content\":\"xx\"}]", "id 120 is another token's");
+  refuse_root("\"added_tokens\":[" ADDED(300, "xx", "") "," ADDED(300, "yy", "") "]",
+              "\"yy\": id 300 is another token's");
+  refuse_root("\"added_tokens\":[" ADDED(300, "xx", "") "," ADDED(301, "xx", "") "]",
+              "id 301 here and 300");
+  refuse_root("\"added_tokens\":[" ADDED(120, "x", SPECIAL) "]", "special token \"x\"");
+  refuse_root("\"added_tokens\":[{\"id\":300,\"content\":\"xx\",\"special\":1}]", "special");
+}
+
+/* A file that is cut anywhere is refused with one line. */
+static void test_truncated(void **state) {
+  (void)state;
+  size_t len;
+  char *text = bpe_json(llama3, &len);
+  const char *dir = bpe_folder();
+  for (size_t cut = 0; cut<len; cut += cut + 200> len ? 1 : 13) {
+    bpe_put_file(dir, "tokenizer.json", text, cut);
+    bpe_refuse(dir, "tokenizer.json");
+  }
+  free(text);
+}
+
+/* A byte without a token is an error that names it. */
+static void test_missing_byte(void **state) {
+  (void)state;
+  static const char text[] =
+      "{\"model\":{\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]},\"pre_tokenizer\":" BPE_GPT2 "}";
+  const char *dir = bpe_folder();
+  bpe_put_file(dir, "tokenizer.json", text, strlen(text));
+  Tokenizer *t = bpe_load(dir);
+  bpe_expect(t, "ab", 0, BPE_IDS(0, 1));
+  Error err = {""};
+  TokenList ids = {0};
+  assert_int_equal(tokenizer_encode(t, "abac", 4, 0, &ids, &err), -1);
+  assert_non_null(strstr(err.msg, "byte 3 of the text is 0x63"));
+  assert_int_equal(ids.n, 0);
+  token_list_free(&ids);
+  tokenizer_free(t);
+}
+
+static const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama3),
+                                          cmocka_unit_test(test_whole_words_are_asked_for),
+                                          cmocka_unit_test(test_qwen2),
+                                          cmocka_unit_test(test_added_tokens),
+                                          cmocka_unit_test(test_text_makes_no_special_token),
+                                          cmocka_unit_test(test_bos_that_text_makes),
+                                          cmocka_unit_test(test_pre_tokenizers),
+                                          cmocka_unit_test(test_pattern_that_covers),
+                                          cmocka_unit_test(test_bos),
+                                          cmocka_unit_test(test_vocab_and_merges),
+                                          cmocka_unit_test(test_merge_order),
+                                          cmocka_unit_test(test_wrong_vocab_and_merges),
+                                          cmocka_unit_test(test_other_kinds),
+                                          cmocka_unit_test(test_wrong_steps),
+                                          cmocka_unit_test(test_wrong_model),
+                                          cmocka_unit_test(test_wrong_added_tokens),
+                                          cmocka_unit_test(test_truncated),
+                                          cmocka_unit_test(test_missing_byte)};
+TEST_MAIN(tests)
