@@ -1,0 +1,103 @@
+/* Rates of the wire formats beside the machine's copy rate, bytes read and written counted alike.
+ * usage: bench_quant [threads [block [width]]]. Figures are the best of several runs. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/rng.h"
+#include "kernels/kernels.h"
+
+enum { COUNT = 1 << 24, SOURCES = 4 };
+
+typedef struct Bench {
+  Device *d;
+  const Ops *ops;
+  double copy_bytes;
+  WireSpan span;
+  WireFormat format;
+  Tensor x, error;
+  WireData in, out; /* in: several sources */
+  size_t bytes;     /* of one span on the wire */
+} Bench;
+
+typedef void (*Work)(Bench *);
+
+static void quantize(Bench *b) {
+  b->ops->quantize(b->d, b->format, b->span, b->x, (WireFeedback){0}, b->out);
+}
+static void quantize_with_error(Bench *b) {
+  WireFeedback e = {b->error, 0.8f};
+  b->ops->quantize(b->d, b->format, b->span, b->x, e, b->out);
+}
+static void dequantize(Bench *b) {
+  WireData one = b->in;
+  one.n = 1;
+  b->ops->dequantize(b->d, b->format, b->span, one, false, b->x);
+}
+static void dequantize_sum(Bench *b) {
+  b->ops->dequantize(b->d, b->format, b->span, b->in, true, b->x);
+}
+static void requantize(Bench *b) {
+  b->ops->requantize(b->d, b->format, b->span, b->in, b->format, (WireFeedback){0}, b->out);
+}
+
+static void report(Bench *b, const char *format, const char *what, Work work, double bytes) {
+  double best = 1e9, end = clock_seconds() + 0.3;
+  for (int i = 0; i < 3 || clock_seconds() < end; i++) {
+    double t = clock_seconds();
+    work(b);
+    t = clock_seconds() - t;
+    if (t < best) best = t;
+  }
+  printf("%-5s %-24s %8.1f us %7.1f GB/s %6.1f %% of copy\n", format, what, best * 1e6,
+         bytes / best * 1e-9, 100 * bytes / best / b->copy_bytes);
+}
+
+static WireData take(Bench *b, int n) {
+  size_t scales = wire_scale_bytes(b->format, b->span), payload = 0;
+  payload = wire_payload_bytes(b->format, b->span);
+  b->bytes = scales + payload;
+  size_t stride = (b->bytes + 63) / 64 * 64;
+  char *p = device_alloc(b->d, stride * (size_t)n);
+  device_zero(b->d, p, stride * (size_t)n);
+  return (WireData){p, p + scales, n, stride};
+}
+
+static void bench_format(Bench *b, const char *name) {
+  double x = 4.0 * COUNT;
+  b->in = take(b, SOURCES);
+  b->out = take(b, 1);
+  double wire = (double)b->bytes;
+  report(b, name, "quantize", quantize, x + wire);
+  report(b, name, "  with error feedback", quantize_with_error, x + wire + 4.0 * COUNT);
+  report(b, name, "dequantize", dequantize, x + wire);
+  report(b, name, "dequantize and sum 4", dequantize_sum, 2 * x + SOURCES * wire);
+  report(b, name, "sum 4 and requantize", requantize, (SOURCES + 1) * wire);
+  device_free(b->d, b->in.scales);
+  device_free(b->d, b->out.scales);
+}
+
+int main(int argc, char **argv) {
+  static const char *const names[] = {"f32", "bf16", "int8", "int4", "fp8"};
+  Error err = {""};
+  Bench b = {.d = device_open(DEVICE_CPU, argc > 1 ? atoi(argv[1]) : 1, &err)};
+  if (!b.d) die("%s", err.msg);
+  int block = argc > 2 ? atoi(argv[2]) : 256, width = argc > 3 ? atoi(argv[3]) : 4096;
+  b.ops = device_ops(b.d);
+  b.copy_bytes = device_measure(b.d).copy_bytes;
+  b.span = (WireSpan){width, 0, COUNT};
+  b.x = tensor_1d(device_alloc(b.d, 4UL * COUNT), DT_F32, COUNT);
+  b.error = tensor_1d(device_alloc(b.d, 2UL * COUNT), DT_BF16, COUNT);
+  device_zero(b.d, b.error.data, 2UL * COUNT);
+  for (int i = 0; i < COUNT; i++)
+    tensor_f32(b.x)[i] = i < 10007 ? rng_normal(1, 2, (uint64_t)i) : tensor_f32(b.x)[i - 10007];
+  printf("%s; copy %.1f GB/s; blocks of %d in rows of %d\n", device_describe(b.d),
+         b.copy_bytes * 1e-9, block, width);
+  for (WireKind k = WIRE_F32; k <= WIRE_FP8; k++) {
+    b.format = (WireFormat){k, block, DT_F32};
+    bench_format(&b, names[k]);
+  }
+  device_free(b.d, b.x.data);
+  device_free(b.d, b.error.data);
+  device_close(b.d);
+  return 0;
+}

@@ -1,0 +1,224 @@
+/* quant: numbers to and from the wire at the speed of memory.
+ *
+ * A span is walked block by block; a block is summed, scaled and coded while it lies in the first
+ * cache. Threads take runs of blocks, and no sum crosses a block, so results do not depend on their
+ * number. quant_reference.c says the same one element at a time. */
+#include "kernels/cpu/quant_codes.h"
+
+#include <float.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/quant.h"
+
+enum { RUN = 32 /* blocks that a thread walks at a time */ };
+
+typedef struct Codec {
+  EncodeBlock *encode;
+  DecodeBlock *decode;
+  float most; /* largest code */
+} Codec;
+
+static const Codec codecs[] = {
+    [WIRE_F32] = {encode_f32, decode_f32, 0},      [WIRE_BF16] = {encode_bf16, decode_bf16, 0},
+    [WIRE_INT8] = {encode_int8, decode_int8, 127}, [WIRE_INT4] = {encode_int4, decode_int4, 7},
+    [WIRE_FP8] = {encode_fp8, decode_fp8, 448},
+};
+
+/* ---- scales ---- */
+
+static uint32_t largest_magnitude(const float *x, int64_t n) {
+  uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t u = bits_of_float(x[i]) & 0x7fffffffU;
+    most = u > most ? u : most;
+  }
+  return most;
+}
+
+float quant_scale(WireFormat f, uint32_t magnitude) {
+  float most = codecs[f.kind].most;
+  if (magnitude >= 0x7f800000U) return NAN;
+  float s = float_of_bits(magnitude) / most;
+  if (f.scale == DT_BF16) s = float_of_bf16(bf16_of_float(s));
+  if (s < FLT_MIN) return 0; /* its inverse would not be finite */
+  while (isinf(s * most))
+    s = float_of_bits(bits_of_float(s) - (f.scale == DT_BF16 ? 1U << 16 : 1U));
+  return s;
+}
+
+static void put_scale(WireFormat f, void *scales, int64_t i, float s) {
+  if (f.scale == DT_BF16)
+    ((uint16_t *)scales)[i] = bf16_of_float(s);
+  else
+    ((float *)scales)[i] = s;
+}
+
+static float get_scale(WireFormat f, const void *scales, int64_t i) {
+  return f.scale == DT_BF16 ? float_of_bf16(((const uint16_t *)scales)[i])
+                            : ((const float *)scales)[i];
+}
+
+/* ---- where a block is ---- */
+
+typedef struct Walk {
+  int64_t width, block, row_blocks; /* of the blocks' geometry */
+  int64_t blocks;                   /* of the span */
+  int64_t start;                    /* block of its row that the span starts with */
+  int64_t lead;                     /* elements of that row before the span */
+} Walk;
+
+/* One block: its number in the span, first element, size, column in its row, and first byte of an
+ * int4 payload. */
+typedef struct Place {
+  int64_t i, at, n, column, half_bytes;
+} Place;
+
+static Walk walk_of(WireFormat f, WireSpan s) {
+  Walk w = {0};
+  if (!wire_has_blocks(f)) { /* one row, in blocks that suit the cache */
+    w.width = max_i64(s.count, 1);
+    w.block = WIRE_MAX_BLOCK / 4;
+    w.row_blocks = w.blocks = (s.count + w.block - 1) / w.block;
+    return w;
+  }
+  w.width = s.width;
+  w.block = f.block;
+  w.row_blocks = wire_row_blocks(f, s.width);
+  w.blocks = wire_blocks(f, s);
+  w.lead = s.first % s.width;
+  w.start = w.lead / f.block;
+  return w;
+}
+
+static Place walk_start(const Walk *w, int64_t i) {
+  int64_t row = (w->start + i) / w->row_blocks, in_row = (w->start + i) % w->row_blocks;
+  Place p = {.i = i, .column = in_row * w->block};
+  p.at = row * w->width + p.column - w->lead;
+  p.n = min_i64(w->block, w->width - p.column);
+  p.half_bytes = row * ((w->width + 1) / 2) + p.column / 2 - w->lead / 2;
+  return p;
+}
+
+static void walk_next(const Walk *w, Place *p) {
+  p->i++;
+  p->at += p->n;
+  p->half_bytes += (p->n + 1) / 2;
+  p->column += p->n;
+  if (p->column == w->width) p->column = 0;
+  p->n = min_i64(w->block, w->width - p->column);
+}
+
+static char *payload_of(WireKind kind, const WireData *data, const Place *p) {
+  int64_t at = p->at;
+  if (kind == WIRE_F32) at *= 4;
+  if (kind == WIRE_BF16) at *= 2;
+  if (kind == WIRE_INT4) at = p->half_bytes;
+  return (char *)data->payload + at;
+}
+
+/* ---- one block ---- */
+
+static float encode(WireFormat f, const Place *p, const float *x, const WireData *to) {
+  const Codec *c = &codecs[f.kind];
+  void *out = payload_of(f.kind, to, p);
+  float scale = 1, inverse = 1;
+  if (wire_has_blocks(f)) {
+    static const float zeros[WIRE_MAX_BLOCK];
+    scale = quant_scale(f, largest_magnitude(x, p->n));
+    inverse = scale > 0 ? 1 / scale : 0;
+    if (isnan(scale)) x = zeros;
+    put_scale(f, to->scales, p->i, scale);
+  }
+  c->encode(x, p->n, inverse, out);
+  return scale;
+}
+
+static void decode(WireFormat f, const Place *p, const WireData *from, bool add, float *y) {
+  for (int r = 0; r < from->n; r++) {
+    WireData one = *from;
+    one.payload = (char *)from->payload + (size_t)r * from->stride;
+    float scale = 1;
+    if (wire_has_blocks(f))
+      scale = get_scale(f, (const char *)from->scales + (size_t)r * from->stride, p->i);
+    codecs[f.kind].decode(payload_of(f.kind, &one, p), p->n, scale, add || r > 0, y);
+  }
+}
+
+/* x to the wire with the block's error in front and what is lost behind. */
+static void encode_with_error(WireFormat f, const Place *p, const float *x, WireFeedback e,
+                              const WireData *to) {
+  float sent[WIRE_MAX_BLOCK], got[WIRE_MAX_BLOCK];
+  uint16_t *error = (uint16_t *)e.error.data + p->at;
+#pragma omp simd
+  for (int64_t i = 0; i < p->n; i++) sent[i] = x[i] + float_of_bf16(error[i]);
+  float scale = encode(f, p, sent, to);
+  if (isnan(scale)) {
+    memset(error, 0, (size_t)p->n * sizeof *error);
+    return;
+  }
+  codecs[f.kind].decode(payload_of(f.kind, to, p), p->n, scale, false, got);
+  float keep = e.decay;
+#pragma omp simd
+  for (int64_t i = 0; i < p->n; i++) {
+    float lost = (1 - keep) * (sent[i] - got[i]);
+    error[i] = bf16_of_float(fmaf(keep, float_of_bf16(error[i]), lost));
+  }
+}
+
+/* ---- ops ---- */
+
+static void check_feedback(WireFeedback e, WireSpan s) {
+  require(!e.error.data || (e.error.dtype == DT_BF16 && tensor_numel(e.error) == s.count));
+}
+
+void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to) {
+  wire_check(f, s);
+  check_feedback(e, s);
+  require(x.dtype == DT_F32 && tensor_numel(x) == s.count);
+  const Walk w = walk_of(f, s);
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (s.count >= PARALLEL_MIN)
+  for (int64_t run = 0; run < w.blocks; run += RUN) {
+    Place p = walk_start(&w, run);
+    for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p)) {
+      if (e.error.data)
+        encode_with_error(f, &p, tensor_f32(x) + p.at, e, &to);
+      else
+        encode(f, &p, tensor_f32(x) + p.at, &to);
+    }
+  }
+}
+
+void cpu_dequantize(Device *d, WireFormat f, WireSpan s, WireData from, bool add, Tensor y) {
+  wire_check(f, s);
+  require(from.n >= 1 && y.dtype == DT_F32 && tensor_numel(y) == s.count);
+  const Walk w = walk_of(f, s);
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (s.count >= PARALLEL_MIN)
+  for (int64_t run = 0; run < w.blocks; run += RUN) {
+    Place p = walk_start(&w, run);
+    for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p))
+      decode(f, &p, &from, add, tensor_f32(y) + p.at);
+  }
+}
+
+void cpu_requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
+                    WireFeedback e, WireData to) {
+  wire_check(f, s);
+  wire_check(f_to, s);
+  check_feedback(e, s);
+  require(from.n >= 1);
+  require(!wire_has_blocks(f) || !wire_has_blocks(f_to) || f.block == f_to.block);
+  const Walk w = walk_of(wire_has_blocks(f) ? f : f_to, s);
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (s.count >= PARALLEL_MIN)
+  for (int64_t run = 0; run < w.blocks; run += RUN) {
+    float sum[WIRE_MAX_BLOCK];
+    Place p = walk_start(&w, run);
+    for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p)) {
+      decode(f, &p, &from, false, sum);
+      if (e.error.data)
+        encode_with_error(f_to, &p, sum, e, &to);
+      else
+        encode(f_to, &p, sum, &to);
+    }
+  }
+}

@@ -1,0 +1,109 @@
+/* quant_reference: the quantized formats one element at a time, without tricks. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/quant.h"
+
+/* ---- e4m3: all 127 magnitudes, the nearest one, ties to the even code ---- */
+
+static float fp8_magnitude(int code) {
+  int exponent = code >> 3, mantissa = code & 7;
+  return exponent == 0 ? ldexpf((float)mantissa, -9) : ldexpf((float)(8 + mantissa), exponent - 10);
+}
+
+static uint8_t fp8_nearest(float x) {
+  int best = 0;
+  float magnitude = fabsf(x);
+  for (int c = 1; c <= 0x7e; c++) {
+    float here = fabsf(fp8_magnitude(c) - magnitude),
+          there = fabsf(fp8_magnitude(best) - magnitude);
+    if (here < there || (here == there && c % 2 == 0)) best = c;
+  }
+  return (uint8_t)(best | (signbit(x) ? 0x80 : 0));
+}
+
+/* ---- one element ---- */
+
+static float code_limit(WireKind kind) {
+  return kind == WIRE_INT4 ? 7 : kind == WIRE_INT8 ? 127 : 448;
+}
+
+/* The code of x: an integer, or the bits of an e4m3. */
+static int element_code(WireKind kind, float x, float scale) {
+  float most = code_limit(kind), y = scale > 0 ? x * (1 / scale) : 0;
+  if (isnan(scale)) y = 0;
+  y = fminf(fmaxf(y, -most), most);
+  return kind == WIRE_FP8 ? fp8_nearest(y) : (int)nearbyintf(y);
+}
+
+static float element_value(WireKind kind, int code, float scale) {
+  if (kind != WIRE_FP8) return (float)code * scale;
+  float magnitude = fp8_magnitude(code & 0x7f);
+  return (code & 0x80 ? -magnitude : magnitude) * scale;
+}
+
+/* Element i of a block of n, in the block's bytes. */
+static void put_code(WireKind kind, uint8_t *bytes, int64_t n, int64_t i, int code) {
+  int64_t half = (n + 1) / 2;
+  if (kind != WIRE_INT4)
+    bytes[i] = (uint8_t)code;
+  else if (i < half)
+    bytes[i] = (uint8_t)((bytes[i] & 0xf0) | (code + 8));
+  else
+    bytes[i - half] = (uint8_t)((bytes[i - half] & 0x0f) | (code + 8) << 4);
+}
+
+static int get_code(WireKind kind, const uint8_t *bytes, int64_t n, int64_t i) {
+  int64_t half = (n + 1) / 2;
+  if (kind == WIRE_INT8) return (int8_t)bytes[i];
+  if (kind == WIRE_FP8) return bytes[i];
+  return i < half ? (bytes[i] & 15) - 8 : (bytes[i - half] >> 4) - 8;
+}
+
+/* ---- blocks ---- */
+
+/* The size of the block that starts at element `at` of the span. */
+static int64_t block_size(WireFormat f, WireSpan s, int64_t at) {
+  int64_t left = s.width - (s.first + at) % s.width;
+  return left < f.block ? left : f.block;
+}
+
+static float scale_at(WireFormat f, const void *scales, int64_t i) {
+  float x;
+  if (f.scale == DT_F32) return ((const float *)scales)[i];
+  convert_to_f32((const char *)scales + 2 * i, DT_BF16, &x, 1);
+  return x;
+}
+
+void quant_reference_encode(WireFormat f, WireSpan s, const float *x, WireData to) {
+  uint8_t *bytes = to.payload;
+  int64_t index = 0;
+  for (int64_t at = 0, n; at < s.count; at += n, index++) {
+    n = block_size(f, s, at);
+    float largest = 0;
+    uint32_t magnitude;
+    for (int64_t i = 0; i < n; i++)
+      if (!(fabsf(x[at + i]) <= largest))
+        largest = isfinite(x[at + i]) ? fabsf(x[at + i]) : INFINITY;
+    memcpy(&magnitude, &largest, sizeof magnitude);
+    float scale = quant_scale(f, magnitude);
+    convert_from_f32(&scale, (char *)to.scales + (size_t)index * dtype_size(f.scale), f.scale, 1);
+    int64_t size = f.kind == WIRE_INT4 ? (n + 1) / 2 : n;
+    memset(bytes, f.kind == WIRE_INT4 ? 0x88 : 0, (size_t)size);
+    for (int64_t i = 0; i < n; i++)
+      put_code(f.kind, bytes, n, i, element_code(f.kind, x[at + i], scale));
+    bytes += size;
+  }
+}
+
+void quant_reference_decode(WireFormat f, WireSpan s, WireData from, float *y) {
+  const uint8_t *bytes = from.payload;
+  int64_t index = 0;
+  for (int64_t at = 0, n; at < s.count; at += n, index++) {
+    n = block_size(f, s, at);
+    float scale = scale_at(f, from.scales, index);
+    for (int64_t i = 0; i < n; i++)
+      y[at + i] = element_value(f.kind, get_code(f.kind, bytes, n, i), scale);
+    bytes += f.kind == WIRE_INT4 ? (n + 1) / 2 : n;
+  }
+}
