@@ -2,8 +2,8 @@
  * kernels/cpu.
  *
  * Written with GCC's vector types, so that the sums stay in registers: 16 of AVX-512's 32, 8 of
- * AVX2's 16. Tiles are padded: rows to TILE_ROWS, columns to VEC, and the padding is zero or
- * ignored. */
+ * the 16 of AVX and others. Tiles are padded: rows to TILE_ROWS, columns to VEC, and the padding is
+ * zero or ignored. */
 #ifndef KERNELS_CPU_TILE_H
 #define KERNELS_CPU_TILE_H
 
@@ -12,8 +12,10 @@
 
 #if defined(__AVX512F__)
 enum { VEC = 16, TILE_WIDE = 4 }; /* floats in a vector; vectors of a block that is 4 rows high */
-#else
+#elif defined(__AVX__)
 enum { VEC = 8, TILE_WIDE = 2 };
+#else
+enum { VEC = 4, TILE_WIDE = 2 };
 #endif
 enum { TILE_ROWS = 8 };
 
