@@ -73,6 +73,10 @@ test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if 
 demo: rlhf
 	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 ./rlhf train recipes/demo.yaml --set run.overwrite=true
 
+# Tokens per second of training, scoring and decoding beside the machine's rates; bench/RESULTS.md.
+bench: $(BUILD)/bench/bench_cpu
+	@$< $(THREADS)
+
 parity: $(BUILD)/tests/parity
 	@$< $(or $(FIXTURES),../shared/fixtures)
 
@@ -81,6 +85,6 @@ clean:
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
 
-.PHONY: all test demo fuzz parity clean format
+.PHONY: all test demo fuzz bench parity clean format
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
