@@ -43,8 +43,10 @@ static const char *first_set(const char *const *names) {
 
 static bool was_launched(void) { return first_set(launcher_size) || first_set(launcher_mark); }
 
+/* Another thread may be inside MPI; should the abort not come back for that, the alarm ends us. */
 static void abort_all(int code) {
   int up = 0, down = 1;
+  alarm(10);
   MPI_Initialized(&up);
   MPI_Finalized(&down);
   if (up && !down) MPI_Abort(MPI_COMM_WORLD, code);
@@ -113,12 +115,13 @@ int launch_init(int *argc, char ***argv, Error *err) {
   if (!was_launched()) return 0;
   check_single_copy();
   int level;
-  if (MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+  if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS)
     return error_set(err, "MPI does not start");
   launch.mpi = true;
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   order_world();
   die_set_rank(launch.rank, abort_all);
+  stall_open(launch.world);
   return check_world(err);
 }
 
@@ -129,6 +132,8 @@ int launch_core_ranks(void) { return launch.core_ranks; }
 
 void launch_finish(void) {
   if (!launch.mpi) return;
+  comm_queue_stop();
+  stall_close();
   MPI_Comm_free(&launch.world);
   MPI_Finalize();
   launch.mpi = false;
@@ -138,15 +143,25 @@ void launch_finish(void) {
   die_set_rank(0, NULL);
 }
 
-/* The ranks of the world with the same color, by rank; node_of_rank for each of them. */
-static Comm *group_create(const Grid *g, int color, int size, int rank, const char *name,
-                          const int *node_of_rank) {
+/* The ranks of the world with the same color, by rank: first, first + step... */
+static Comm *group_create(const Grid *g, int color, int size, int rank, const char *name, int first,
+                          int step) {
   MPI_Comm mpi = MPI_COMM_NULL;
+  int *node = mem_alloc((size_t)size, sizeof *node),
+      *world = mem_alloc((size_t)size, sizeof *world);
+  for (int r = 0; r < size; r++) {
+    world[r] = first + r * step;
+    node[r] = world[r] / g->local;
+  }
+  comm_drain();
   if (launch.mpi) {
     comm_check(MPI_Comm_split(launch.world, color, g->rank, &mpi), name, "MPI_Comm_split");
     comm_check(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN), name, "MPI_Comm_set_errhandler");
   }
-  return comm_create(mpi, size, rank, name, node_of_rank);
+  Comm *c = comm_create(mpi, size, rank, name, node, world);
+  free(node);
+  free(world);
+  return c;
 }
 
 /* Ranks of a node, or -1. */
@@ -173,14 +188,9 @@ Grid *grid_create(int ranks_per_node, Error *err) {
   g->nodes = g->world / local;
   g->node = g->rank / local;
   g->local_rank = g->rank % local;
-  int *node = mem_alloc((size_t)g->world, sizeof *node);
-  for (int r = 0; r < g->world; r++) node[r] = r / local;
-  g->all = group_create(g, 0, g->world, g->rank, "all", node);
-  for (int r = 0; r < g->local; r++) node[r] = g->node;
-  g->intra = group_create(g, g->node, g->local, g->local_rank, "intra", node);
-  for (int r = 0; r < g->nodes; r++) node[r] = r;
-  g->inter = group_create(g, g->local_rank, g->nodes, g->node, "inter", node);
-  free(node);
+  g->all = group_create(g, 0, g->world, g->rank, "all", 0, 1);
+  g->intra = group_create(g, g->node, g->local, g->local_rank, "intra", g->node * local, 1);
+  g->inter = group_create(g, g->local_rank, g->nodes, g->node, "inter", g->local_rank, local);
   return g;
 }
 

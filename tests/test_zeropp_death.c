@@ -145,10 +145,11 @@ static const Misdeed misdeeds[] = {
     {"join_other_widths", join_other_widths, "parameter b: nothing of its width", 0},
     {"die_alone", die_alone, "rank 1: tests/test_zeropp_death.c:", 3},
     {"die_alone", die_alone, "a cause of its own", 3},
-    {"call_otherwise", call_otherwise, "rank 0: kernels/cpu/comm.c:", 3},
+    {"call_otherwise", call_otherwise, "rank 0: kernels/cpu/comm_exchange.c:", 3},
     {"call_otherwise", call_otherwise,
-     "all-gather over group 'all': rank 1 of it sent 8 bytes where 16 were expected", 3},
-    {"send_too_much", send_too_much, "all-gather over group 'all': MPI_ERR_TRUNCATE", 3},
+     "all-gather over group 'all': rank 1 sent 8 bytes where 16 were expected", 3},
+    {"send_too_much", send_too_much, "all-gather with rank 1 over group 'all': MPI_ERR_TRUNCATE",
+     3},
     {"step_while_held", step_while_held, "step: " UNIT1 " is still held by 1 gather", 2},
 };
 enum { N_MISDEEDS = sizeof misdeeds / sizeof *misdeeds };

@@ -1,5 +1,8 @@
-/* Inside of a Comm, shared by the launcher (which makes them) and the collectives (which use them).
- * Nobody else includes this but tests. */
+/* Inside of the collectives: what the launcher makes and comm*.c use. Nobody else includes this but
+ * tests.
+ *
+ * comm.c says what goes where (a CommCall), comm_queue.c when it runs and on which thread,
+ * comm_exchange.c moves the blocks, comm_stall.c finds out who keeps the others waiting. */
 #ifndef KERNELS_CPU_COMM_H
 #define KERNELS_CPU_COMM_H
 
@@ -7,30 +10,72 @@
 
 #include "kernels/kernels.h"
 
+enum { LANE_DEPTH = 4 };
+
+/* One block in one direction: a row of messages, of which at most LANE_DEPTH are under way. */
+typedef struct CommLane {
+  char *data;
+  size_t bytes, posted, done;
+  int rank; /* in the group: where it goes or comes from */
+  bool receives;
+  MPI_Request request[LANE_DEPTH]; /* of message number i at i % LANE_DEPTH */
+  int n_posted, n_done;            /* messages */
+} CommLane;
+
+struct Comm {
+  MPI_Comm mpi; /* MPI_COMM_NULL in a group of one */
+  int size, rank;
+  const char *name;     /* "all", "intra", "inter": for messages */
+  bool *same_node;      /* [size] traffic with this rank stays inside the node */
+  int *world_rank;      /* [size] for messages */
+  size_t message_bytes; /* longest message; tests make it small */
+  CommLane *lane;       /* [2 size] the exchange under way */
+  float *scratch;       /* grows, is kept */
+  size_t scratch_numel;
+};
+
 typedef struct CommPeer {
   const char *send;
   char *recv;
   size_t send_bytes, recv_bytes;
 } CommPeer;
 
-struct Comm {
-  MPI_Comm mpi; /* MPI_COMM_NULL in a group of one */
-  int size, rank;
-  const char *name;      /* "all", "intra", "inter": for messages */
-  bool *same_node;       /* [size] traffic with this rank stays inside the node */
-  size_t message_bytes;  /* longest message: MPI counts are int. Tests make it small. */
-  CommPeer *peer;        /* [size] the exchange that is being prepared */
-  MPI_Request *requests; /* [2 size] receives first */
-  int *expected;         /* [2 size] bytes of each posted receive, and its rank */
-  void *scratch;         /* grows, is kept */
-  size_t scratch_bytes;
-};
+/* A collective, or compute between collectives, that waits to be run. It owns peer. */
+typedef struct CommCall {
+  CollKind kind;
+  Comm *comm;     /* NULL: work */
+  CommPeer *peer; /* [size] the own entry is copied, or is the own term of a sum */
+  float *sum;     /* reduce-scatter: what the blocks (received into scratch) are added up in */
+  void (*work)(void *arg);
+  void *arg;
+} CommCall;
 
-/* Takes mpi over (comm_destroy frees it). nodes_of_rank: node of each rank of the group. */
-Comm *comm_create(MPI_Comm mpi, int size, int rank, const char *name, const int *node_of_rank);
+/* comm.c. Takes mpi over (comm_destroy frees it). node and world_rank: of each rank of the group.
+ */
+Comm *comm_create(MPI_Comm mpi, int size, int rank, const char *name, const int *node_of_rank,
+                  const int *world_rank);
 void comm_destroy(Comm *c);
-
 /* Dies with rank, call and MPI's own words unless rc is MPI_SUCCESS. */
 void comm_check(int rc, const char *group, const char *call);
+/* Carries the call out on this thread, counts its bytes, and frees what it owns. */
+void comm_run(CommCall *call);
+
+/* comm_queue.c. */
+CommTicket comm_submit(CommCall call);
+void comm_call(CommCall call); /* on this thread, behind all that was started */
+void comm_drain(
+    void); /* waits for all that was started: MPI is the caller's until it starts more */
+void traffic_add(CollKind kind, const TrafficCount *n);
+
+/* comm_exchange.c: carries out what peer says with every other rank. */
+void comm_exchange(Comm *c, CollKind kind, const CommPeer *peer);
+
+/* comm_stall.c: ranks that wait for long tell all others whom they wait for, so that the one that
+ * dies first names the rank that is to blame, and not one that waits as well. */
+void stall_open(MPI_Comm world); /* takes a copy; no announcements before */
+void stall_close(void);
+void stall_announce(int world_rank); /* whom this rank waits for, -1: for nobody any more */
+/* "rank 1 (which waits for rank 2), rank 3"; text has room for size bytes. */
+void stall_describe(const int *world_ranks, int n, char *text, size_t size);
 
 #endif
