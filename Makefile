@@ -58,7 +58,7 @@ FUZZ    = $(patsubst tests/%.c,%,$(wildcard tests/fuzz_*.c))
 TIME   ?= 60
 $(BUILD)/tests/fuzz_%: $(BUILD)/tests/fuzz_%.c.o $(BUILD)/tests/fuzz.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/libfuzzer/%: tests/%.c $(wildcard core/*.c)
+$(BUILD)/libfuzzer/%: tests/%.c $(wildcard core/*.c generation/*.c) $(LIBS)
 	@mkdir -p $(@D)
 	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined $(INCLUDE) -o $@ $^ $(LDLIBS)
 fuzz: $(patsubst %,$(BUILD)/libfuzzer/%,$(FUZZ)) $(patsubst %,$(BUILD)/tests/%,$(FUZZ))

@@ -59,27 +59,15 @@ static void test_qwen2(void **state) {
 /* Spaces are Unicode's White_Space: not U+180E, which PCRE2 takes for one, nor U+200B. */
 static void test_spaces(void **state) {
   (void)state;
-  expect_words("\\s+",
-               "a\xe1\xa0\x8e"
-               "b",
-               "a\xe1\xa0\x8e"
-               "b|");
-  expect_words("\\s+",
-               "a\xe2\x80\x8b"
-               "b",
-               "a\xe2\x80\x8b"
-               "b|");
-  expect_words("\\S+", "\xe1\xa0\x8e\xc2\x85\xe1\x9a\x80z", "\xe1\xa0\x8e|\xc2\x85\xe1\x9a\x80|z|");
-  expect_words("[\\s]+",
-               "a\xc2\x85\xe3\x80\x80"
-               "b",
-               "a|\xc2\x85\xe3\x80\x80|b|");
+  expect_words("\\s+", "a\341\240\216b", "a\341\240\216b|");
+  expect_words("\\s+", "a\342\200\213b", "a\342\200\213b|");
+  expect_words("\\S+", "\341\240\216\302\205\341\232\200z", "\341\240\216|\302\205\341\232\200|z|");
+  expect_words("[\\s]+", "a\302\205\343\200\200b", "a|\302\205\343\200\200|b|");
   expect_words("[^\\S\\n]+", "a \n b", "a| |\n| |b|");
-  for (uint32_t c = 0; c < 0x10000; c++) {
+  for (uint32_t c = 0x800; c < 0x10000; c++) {
     if (c >= 0xd800 && c < 0xe000) continue;
     char s[4] = {(char)(0xe0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63)), 0};
-    size_t size = 3;
-    if (c < 0x800) continue;
+    size_t size;
     bool space = c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
                  c == 0x202f || c == 0x205f || c == 0x3000;
     assert_int_equal(utf8_first(s, 3, &size), c);
@@ -95,13 +83,7 @@ static void test_syntax(void **state) {
   expect_words("(?i:ab)+?|c{2}|d{2,3}?", "ABabccddd", "AB|ab|cc|dd|d|");
   expect_words("(?i)x|y", "XY", "X|Y|");
   expect_words("(?<=a)b|c(?=d)|e(?!f)|(?>g+)", "abbcdcefegg", "a|b|b|c|dcef|e|gg|");
-  expect_words("a.c",
-               "abc\xc3\xa9"
-               "a\nca\xc3\xa9"
-               "c",
-               "abc|\xc3\xa9"
-               "a\nc|a\xc3\xa9"
-               "c|");
+  expect_words("a.c", "abc\303\251a\nca\303\251c", "abc|\303\251a\nc|a\303\251c|");
   expect_words("[\\p{L}\\p{^N}&]|\\P{L}", "a1", "a|1|");
   expect_words("\\d+|[#\\]]", "12\xd9\xa3#]", "12\xd9\xa3|#|]|");
   expect_words("a*", "baab", "b|aa|b|");
