@@ -129,7 +129,8 @@ static void bench_packed(Bench *b, const char *what, void (*step)(Bench *, Work 
 static double decode_bound(const Bench *b, int n) {
   const ModelConfig *c = model_config(b->m);
   double weights = (double)(model_config_params(c, HEAD_LM) - (int64_t)c->vocab_size * c->hidden);
-  double cache = 2.0 * n * (PROMPT + NEW / 2) * c->n_layers * c->n_kv_heads * c->head_dim;
+  double tokens = n * (PROMPT + 0.5 * NEW);
+  double cache = 2 * tokens * c->n_layers * c->n_kv_heads * c->head_dim;
   double compute = 2 * weights * n / b->rates.gemm_flops;
   double read = (weights + cache) * sizeof(float) / b->rates.copy_bytes;
   return n / (compute > read ? compute : read);

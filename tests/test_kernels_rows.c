@@ -191,7 +191,8 @@ static void check_rope(Device *d, AttnShape s, int64_t n, int64_t half) {
   float *sn = mem_alloc((size_t)(P * half), sizeof(float));
   int32_t *pos = random_ids(2, n, P);
   for (int64_t i = 0; i < P * half; i++) {
-    double angle = (double)(i / half) * pow(100.0, -(double)(i % half) / (double)half);
+    int64_t position = i / half;
+    double angle = (double)position * pow(100.0, -(double)(i % half) / (double)half);
     cs[i] = (float)cos(angle);
     sn[i] = (float)sin(angle);
   }

@@ -72,7 +72,7 @@ static void check_draws(Device *d, const Case *c, uint64_t seed) {
   for (int b = 0; b < BATCH; b++) memcpy(logits + (ptrdiff_t)b * V, x, sizeof x);
   filtered(x, c->p, c->ban ? banned : NULL, prob);
   for (int i = 0; i < DRAWS; i += BATCH) {
-    for (int b = 0; b < BATCH; b++) u[b] = (float)rng_uniform(seed, 3, (uint64_t)(i + b));
+    for (int b = 0; b < BATCH; b++) u[b] = (float)rng_uniform(seed, 3, (uint64_t)i + (uint64_t)b);
     Tensor bans = c->ban ? tensor_1d(banned, DT_U8, V) : absent();
     device_ops(d)->sample(d, f32_2d(logits, BATCH, V), c->p, f32_1d(u, BATCH), bans,
                           i32_1d(token, BATCH), f32_1d(lp, BATCH));

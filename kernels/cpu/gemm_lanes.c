@@ -57,6 +57,7 @@ static void lanes_rows(const RowsGemm *g, const float *xt, int64_t j, int64_t p,
   if (j + TILE_ROWS > g->n) a = pad_rows(a, g->n - j, depth, last);
   for (int64_t c = 0; c < g->m; c += LANES) {
     int64_t lanes = round_up(min_i64(LANES, g->m - c), VEC);
+    require(lanes > 0 && lanes <= LANES);
     const float *x = xt + c * depth;
     tile_gemm(TILE_ROWS, lanes, depth, a, x, lanes, yt, lanes, false);
     store_turned(g, yt, lanes, c, j, p > 0);
