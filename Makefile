@@ -1,9 +1,10 @@
 # rlhf.c: `make` builds ./rlhf, `make test` runs the tests, `make help` lists the rest.
 #
 # Folders build into one static library each, in the order of who may include whom; linking in that
-# order keeps includes honest. SAN=1: address and undefined sanitizers, in a build folder of their own.
+# order keeps includes honest. SAN=1: address and undefined sanitizers, TSAN=1: thread sanitizer, each in
+# a build folder of its own.
 
-BUILD  ?= build$(if $(SAN),-san)
+BUILD  ?= build$(if $(SAN),-san)$(if $(TSAN),-tsan)
 ARCH   ?= native
 CC      = gcc
 CXX     = g++
@@ -11,7 +12,8 @@ PKGS    = yaml-0.1 jansson libpcre2-8 zlib sentencepiece libutf8proc
 
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
 OPT     = -O3 -g -march=$(ARCH) -fno-math-errno -fno-trapping-math --param=vect-max-peeling-for-alignment=0
-SANFLAGS = $(if $(SAN),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)
+SANFLAGS = $(if $(SAN),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1) \
+           $(if $(TSAN),-fsanitize=thread -fno-omit-frame-pointer -O1)
 , := ,
 INCLUDE = -I. $(shell pkg-config --cflags $(PKGS)) $(addprefix -isystem ,$(patsubst -I%,%,$(filter -I%,$(shell mpicc --showme:compile))))
 CFLAGS  = -std=c11 -D_GNU_SOURCE -ffp-contract=fast -fopenmp $(WARN) $(OPT) $(SANFLAGS) -MMD -MP $(INCLUDE)
@@ -81,7 +83,7 @@ parity: $(BUILD)/tests/parity
 	@$< $(or $(FIXTURES),../shared/fixtures)
 
 clean:
-	rm -rf build build-san rlhf
+	rm -rf build build-san build-tsan rlhf
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
 

@@ -10,6 +10,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 export OMPI_MCA_mpi_yield_when_idle=1 # more ranks than cores: waiting ranks give way
 export OMPI_MCA_btl_vader_single_copy_mechanism=none RLHF_BIN=${RLHF_BIN:-$PWD/rlhf}
 export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+# Under TSAN=1: what happens inside libraries that know nothing of it (MPI, libgomp) is theirs.
+export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 

@@ -160,7 +160,27 @@ static void wait_over(Wait *w) {
   *w = (Wait){.since = clock_seconds()};
 }
 
+#ifdef __SANITIZE_THREAD__
+/* The sanitizer does not see what MPI does, so it is told: whoever touches a buffer between start
+ * and wait is found out. */
+void __tsan_read_range(const void *data, size_t bytes);
+void __tsan_write_range(void *data, size_t bytes);
+static void show_accesses(const Comm *c, const CommPeer *peer) {
+  for (int r = 0; r < c->size; r++) {
+    if (r == c->rank) continue;
+    __tsan_read_range(peer[r].send, peer[r].send_bytes);
+    __tsan_write_range(peer[r].recv, peer[r].recv_bytes);
+  }
+}
+#else
+static void show_accesses(const Comm *c, const CommPeer *peer) {
+  (void)c;
+  (void)peer;
+}
+#endif
+
 void comm_exchange(Comm *c, CollKind kind, const CommPeer *peer) {
+  show_accesses(c, peer);
   int n_open = lanes_open(c, kind, peer);
   Wait w = {.since = clock_seconds()};
   while (n_open > 0) {

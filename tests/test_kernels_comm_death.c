@@ -1,0 +1,183 @@
+/* A rank that dies, hangs or is stopped: the others end within the time limit and name it.
+ *
+ * The program is its own victim: `test_kernels_comm_death CASE` under mpirun, four ranks as two
+ * nodes of two; rank 3 does the misdeed. Several sleeps are longer than the limit on purpose, so
+ * that who gives up first is known. */
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "kernels/kernels.h"
+#include "tests/test.h"
+
+static const double LIMIT = 0.6;
+enum { CULPRIT = 3 };
+
+static void sleep_seconds(double s) { usleep((useconds_t)(s * 1e6)); }
+
+/* Hierarchical, as the engine's: inside the node, then between nodes. */
+static void gather_in_two_hops(Grid *g) {
+  char in[8] = {0}, own = 1;
+  size_t one[2] = {1, 1}, two[2] = {2, 2};
+  comm_wait(comm_start_all_gather(g->intra, &own, in, one));
+  comm_wait(comm_start_all_gather(g->inter, in, in + 2, two));
+}
+
+/* Lets the ranks work together for a while first: nobody is missing then. */
+static void work_together(Grid *g) {
+  for (int i = 0; i < 5; i++) gather_in_two_hops(g);
+}
+
+static void go_on_for_ever(Grid *g) {
+  for (;;) gather_in_two_hops(g);
+}
+
+static void stop(Grid *g) {
+  work_together(g);
+  if (g->rank == CULPRIT) raise(SIGSTOP);
+  go_on_for_ever(g);
+}
+
+static void hang(Grid *g) {
+  work_together(g);
+  for (volatile bool turning = g->rank == CULPRIT; turning;) sleep_seconds(0.01);
+  go_on_for_ever(g);
+}
+
+static void be_killed(Grid *g) {
+  work_together(g);
+  if (g->rank == CULPRIT) raise(SIGKILL);
+  go_on_for_ever(g);
+}
+
+static void hang_behind_compute(Grid *g) {
+  comm_queue_start();
+  hang(g);
+}
+
+/* Rank 0 waits for rank 2 first, and gives up first; but rank 2, which comes later, waits for rank
+ * 3. */
+static void keep_others_waiting(Grid *g) {
+  work_together(g);
+  if (g->rank == CULPRIT) sleep_seconds(30);
+  if (g->rank == 2) sleep_seconds(0.5 * LIMIT);
+  go_on_for_ever(g);
+}
+
+/* Slower than the limit in all, but something arrives all the time: 20 messages, 50 ms apart. */
+static void be_slow(Grid *g) {
+  char x[2] = {0};
+  for (int i = 0; i < 20; i++) {
+    if (g->rank == CULPRIT) sleep_seconds(0.05);
+    comm_broadcast(g->all, x, 1, CULPRIT);
+  }
+  if (g->rank == 0) printf("patience\n");
+}
+
+/* A test of which only one rank fails. */
+static void fail_alone(void **state) {
+  (void)state;
+  Error err = {""};
+  Grid *g = grid_create(0, &err);
+  assert_int_not_equal(g->rank, CULPRIT);
+  comm_barrier(g->all);
+  grid_free(g);
+}
+
+static void silent(Grid *g) { (void)g; }
+
+typedef enum Ending { WELL, BADLY, EITHER } Ending; /* by mpirun's exit status */
+typedef struct Case {
+  const char *name;
+  void (*act)(Grid *g);
+  Ending ending;
+  const char *mpirun; /* more options */
+  const char *says;
+} Case;
+
+static const Case cases[] = {
+    {"stop", stop, BADLY, "", "nothing came from rank 3"},
+    {"hang", hang, BADLY, "", "nothing came from rank 3"},
+    {"hang_behind_compute", hang_behind_compute, BADLY, "", "nothing came from rank 3"},
+    {"keep_others_waiting", keep_others_waiting, BADLY, "",
+     "all-gather over group 'inter': for 0.6 s nothing came from rank 2 (which waits for rank 3)"},
+    {"be_killed", be_killed, BADLY, "", "signal 9"},
+    /* A launcher that looks away, and whose own exit status then says nothing. */
+    {"be_killed", be_killed, EITHER, "--enable-recovery", "nothing came from rank 3"},
+    {"be_slow", be_slow, WELL, "", "patience"},
+    {"fail_alone", silent, BADLY, "", "tests/test_kernels_comm_death.c:"},
+};
+enum { N_CASES = sizeof cases / sizeof *cases };
+
+static const struct CMUnitTest lone_failure[] = {cmocka_unit_test(fail_alone)};
+
+static int commit(int argc, char **argv) {
+  const char *name = argv[1];
+  struct rlimit no_core = {0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  Error err = {""};
+  if (strcmp(name, "fail_alone") == 0) return test_run(argc, argv, lone_failure, 1);
+  if (launch_init(&argc, &argv, &err)) die("%s", err.msg);
+  Grid *g = grid_create(2, &err);
+  if (!g) die("%s", err.msg);
+  comm_barrier(g->all);
+  comm_set_timeout(LIMIT);
+  for (int i = 0; i < N_CASES; i++)
+    if (strcmp(cases[i].name, name) == 0) {
+      cases[i].act(g);
+      break;
+    }
+  grid_free(g);
+  launch_finish();
+  return 0;
+}
+
+static char self[1024];
+
+/* What the case said, its exit status, and how long it took. */
+static int witness(const Case *c, char *text, size_t size, double *seconds) {
+  char command[2048];
+  snprintf(command, sizeof command,
+           "timeout -s KILL 60 mpirun -n 4 --bind-to none %s %s %s 2>&1 </dev/null", c->mpirun,
+           self, c->name);
+  *seconds = clock_seconds();
+  FILE *f = popen(command, "r");  // NOLINT(cert-env33-c): the test's own program
+  assert_non_null(f);
+  size_t n = fread(text, 1, size - 1, f);
+  text[n] = 0;
+  while (fgetc(f) != EOF) continue;
+  int status = pclose(f);
+  *seconds = clock_seconds() - *seconds;
+  return status;
+}
+
+static void the_others_end_and_name_it(void **state) {
+  (void)state;
+  static char text[1 << 16];
+  for (int i = 0; i < N_CASES; i++) {
+    double seconds;
+    int status = witness(&cases[i], text, sizeof text, &seconds);
+    Ending ending = status == 0 ? WELL : BADLY;
+    if (cases[i].ending == EITHER) ending = EITHER;
+    bool well = ending == cases[i].ending && strstr(text, cases[i].says);
+    print_message("# %s: %.1f s\n", cases[i].name, seconds);
+    if (!well)
+      print_error("%s: status %d after %.1f s, expected '%s', said: %s\n", cases[i].name, status,
+                  seconds, cases[i].says, text);
+    assert_true(well);
+    /* Start and end of mpirun, the work together, the limit: a busy machine needs its time. */
+    assert_true(seconds < 20);
+  }
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(the_others_end_and_name_it),
+};
+
+int main(int argc, char **argv) {
+  if (argc > 1) return commit(argc, argv);
+  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (n <= 0) return 1;
+  return test_run(argc, argv, tests, sizeof tests / sizeof *tests);
+}
