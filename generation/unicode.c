@@ -20,10 +20,9 @@ uint32_t utf8_first(const char *text, size_t len, size_t *size) {
 }
 
 uint32_t utf8_last(const char *text, size_t len, size_t *size) {
-  for (size_t n = 1; n <= 4 && n <= len; n++) {
-    uint32_t c = utf8_first(text + len - n, n, size);
-    if (*size == n && c != NO_CHARACTER) return c;
-  }
+  for (size_t n = 1; n <= 4 && n <= len; n++)
+    if (utf8_char((const uint8_t *)text + len - n, n) == n)
+      return utf8_first(text + len - n, n, size);
   *size = 1;
   return NO_CHARACTER;
 }
@@ -73,7 +72,7 @@ static utf8proc_uint8_t *compose(const char *text, size_t len, size_t *n) {
 
 char *unicode_nfc(const char *text, size_t len, size_t *out_len) {
   if (!may_change(text, len)) return NULL;
-  char *out = NULL;
+  char *out = mem_alloc(len + 1, 1);
   size_t n = 0;
   for (size_t at = 0; at < len;) {
     size_t run = utf8_run(text + at, len - at), size;

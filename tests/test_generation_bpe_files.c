@@ -214,6 +214,7 @@ static void test_pattern_that_covers(void **state) {
   assert_int_equal(tokenizer_encode(t, "ab3c", 4, 0, &ids, &err), -1);
   assert_non_null(strstr(err.msg, "byte 2 of the text"));
   assert_int_equal(ids.n, 0);
+  token_list_free(&ids);
   tokenizer_free(t);
 }
 
