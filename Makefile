@@ -31,8 +31,9 @@ SCRIPTS = $(patsubst tests/%.sh,%,$(wildcard tests/cli_*.sh))
 TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c))
 
 all: rlhf
+# Looked at each time: SAN=1 and BUILD=DIR put another program in the same place.
 rlhf: $(BUILD)/rlhf
-	@cp $< $@.tmp && mv $@.tmp $@
+	@cmp -s $< $@ || { cp $< $@.tmp && mv $@.tmp $@; }
 $(BUILD)/rlhf: $(BUILD)/orchestrator/main.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
@@ -87,6 +88,6 @@ clean:
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
 
-.PHONY: all test demo fuzz bench parity clean format
-.SECONDARY:
+.PHONY: all rlhf test demo fuzz bench parity clean format
+.SECONDARY: $(patsubst %,$(BUILD)/%.o,$(wildcard tests/*.c bench/*.c))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

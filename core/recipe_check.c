@@ -51,8 +51,16 @@ static void need_held_out(Reading *rd, StageKind stage, const char *key, int64_t
                every, data_key);
 }
 
+/* An example is at least a token that is given and one that is learnt. */
+static void need_room(Reading *rd, const char *key, const DataSource *data) {
+  if (data->max_tokens == 1)
+    check_fail(rd, key, "found 1; expected at least 2, or 0: as many as the model has positions");
+}
+
 static void check_data(Reading *rd) {
   const Recipe *r = &rd->box->r;
+  need_room(rd, "data.sft.max_tokens", &r->data.sft);
+  need_room(rd, "data.preference.max_tokens", &r->data.preference);
   need_data(rd, STAGE_SFT, "sft", "data.sft.path", &r->data.sft);
   need_data(rd, STAGE_REWARD, "reward", "data.preference.path", &r->data.preference);
   need_data(rd, STAGE_PPO, "ppo", "data.prompts.path", &r->data.prompts);

@@ -126,7 +126,12 @@ static void check_positions(Reading *rd) {
                "of the actor, %" PRId64,
                r->data.preference.max_tokens, most);
   int64_t longest = r->rollout.max_prompt_tokens + r->rollout.max_new_tokens;
-  if (has_stage(r, STAGE_PPO) && longest > most)
+  if (!has_stage(r, STAGE_PPO)) return;
+  if (r->rollout.max_prompt_tokens == 0 && r->rollout.max_new_tokens >= most)
+    check_fail(rd, "rollout.max_new_tokens",
+               "found %" PRId64 "; expected less than max_positions of the actor, %" PRId64,
+               r->rollout.max_new_tokens, most);
+  else if (longest > most)
     check_fail(rd, "rollout.max_new_tokens",
                "found %" PRId64 " with max_prompt_tokens %" PRId64
                "; expected at most max_positions of the actor "

@@ -17,9 +17,12 @@ int key_term(const char *path, const char **rest) {
   return atoi(p);
 }
 
+/* A key may have several rows, each for other sections. */
 static const RecipeRow *row_in(const RecipeGroup *g, const char *key) {
   for (int i = 0; i < g->n_rows; i++)
-    if (!strcmp(g->rows[i].key, key)) return &g->rows[i];
+    if (!strcmp(g->rows[i].key, key) &&
+        (g == recipe_term_group() || row_applies(&g->rows[i], g->name)))
+      return &g->rows[i];
   return NULL;
 }
 
@@ -43,7 +46,7 @@ KeyRef key_find(const char *path) {
     const RecipeGroup *g = recipe_group(i);
     const char *key = below(g, path);
     const RecipeRow *row = key ? row_in(g, key) : NULL;
-    if (row && row_applies(row, g->name)) return (KeyRef){g, row, g->base + row->offset};
+    if (row) return (KeyRef){g, row, g->base + row->offset};
   }
   return (KeyRef){0};
 }
@@ -122,7 +125,7 @@ static void elsewhere(const char *key, char *out, size_t size) {
   for (int i = 0; i < recipe_group_count() && used < size; i++) {
     const RecipeGroup *g = recipe_group(i);
     const RecipeRow *row = row_in(g, key);
-    if (!row || !row_applies(row, g->name)) continue;
+    if (!row) continue;
     used += (size_t)snprintf(out + used, size - used, "%s\"%s%s%s\"", used ? " or " : "", g->path,
                              *g->path ? "." : "", row->key);
   }

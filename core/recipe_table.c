@@ -90,8 +90,14 @@ static const RecipeRow tokenizer_rows[] = {
 
 #define DATA(field) OF(DataSource, field)
 static const RecipeRow data_rows[] = {
-    {"path", ROW_PATH, DATA(path), "", PATHS,
-     .help = "JSON Lines or a JSON array of objects, or text with a separator; gzip too"},
+    {"path", ROW_PATH, DATA(path), "", PATHS, .only = "sft",
+     .help = "JSON Lines or a JSON array of objects; a .txt file: one text a line, or see "
+             "separator; gzip too"},
+    {"path", ROW_PATH, DATA(path), "", PATHS, .only = "preference",
+     .help = "JSON Lines or a JSON array of objects; gzip too"},
+    {"path", ROW_PATH, DATA(path), "", PATHS, .only = "prompts",
+     .help = "JSON Lines or a JSON array of objects; a .txt file: one prompt a line, or see "
+             "separator; gzip too"},
     {"messages_field", ROW_TEXT, DATA(messages_field), "messages", NAME,
      .help = "conversation; the first choice where a record has it (preference: the turns before "
              "the answers)"},
@@ -115,10 +121,17 @@ static const RecipeRow data_rows[] = {
      .help = "fraction kept for evaluation, chosen by the seed"},
     {"max_records", ROW_INT, DATA(max_records), "0", SPAN(0, 2000000000), .unit = "records",
      .help = "read no more; 0: all"},
-    {"max_tokens", ROW_INT, DATA(max_tokens), "1024", SPAN(2, 16777216), .unit = "tokens",
-     .only = "sft|preference", .help = "longest example; see overlong"},
+    {"max_tokens", ROW_INT, DATA(max_tokens), "0", SPAN(0, 16777216), .unit = "tokens",
+     .only = "sft|preference",
+     .help = "longest example; 0: as many as the model has positions; see overlong"},
     {"overlong", ROW_CHOICE, DATA(overlong), "drop", NONE, .choices = "drop|truncate|error",
-     .help = "what becomes of longer examples (prompts: longer than rollout.max_prompt_tokens)"},
+     .only = "sft|preference",
+     .help = "what becomes of longer examples; truncate: the prompt loses its beginning, down to "
+             "half of the room, then the answers their end"},
+    {"overlong", ROW_CHOICE, DATA(overlong), "drop", NONE, .choices = "drop|truncate|error",
+     .only = "prompts",
+     .help = "what becomes of prompts longer than rollout.max_prompt_tokens; truncate: a prompt or "
+             "conversation loses its beginning, a text its end"},
 };
 
 static const RecipeRow chat_rows[] = {
@@ -161,8 +174,10 @@ static const RecipeRow rollout_rows[] = {
      .unit = "tokens", .help = "longest answer"},
     {"min_new_tokens", ROW_INT, AT(rollout.min_new_tokens), "0", SPAN(0, 16777216),
      .unit = "tokens", .help = "the end cannot be drawn before"},
-    {"max_prompt_tokens", ROW_INT, AT(rollout.max_prompt_tokens), "256", SPAN(1, 16777216),
-     .unit = "tokens", .help = "longest prompt; see data.prompts.overlong"},
+    {"max_prompt_tokens", ROW_INT, AT(rollout.max_prompt_tokens), "0", SPAN(0, 16777216),
+     .unit = "tokens",
+     .help = "longest prompt; 0: what max_new_tokens leaves of the models' positions; see "
+             "data.prompts.overlong"},
     {"temperature", ROW_FLOAT, AT(rollout.temperature), "1", ABOVE(0, 100),
      .help = "of sampling, and of all log-probabilities in the update",
      .hint = "for temperature 0 use greedy evaluation"},

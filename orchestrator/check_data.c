@@ -25,11 +25,25 @@ static int check_length(const Session *s, Role role, int64_t tokens, const char 
                     role_name(role), s->config[role].max_positions);
 }
 
+/* Positions of a role's model; where the model itself is refused, no limit. */
+static int64_t positions(const Session *s, Role role) {
+  return s->has_config[role] ? s->config[role].max_positions : INT32_MAX;
+}
+
+/* What max_new_tokens leaves for prompts in every model that PPO holds. */
+static int64_t prompt_room(const Session *s) {
+  int64_t least = INT32_MAX;
+  for (Role role = 0; role < ROLE_COUNT; role++)
+    if (ppo_needs(s->recipe, role) && positions(s, role) < least) least = positions(s, role);
+  return least - s->recipe->rollout.max_new_tokens;
+}
+
 static int check_sft(Session *s, Error *err) {
   TrainData *d = &s->data;
   DataReport rep = {0};
   Error why = {""};
-  if (data_load_sft(s->recipe, s->tokenizer, &d->sft, &d->sft_held, &rep, &why))
+  if (data_load_sft(s->recipe, s->tokenizer, positions(s, ROLE_ACTOR), &d->sft, &d->sft_held, &rep,
+                    &why))
     return check_note(err, "%s", why.msg);
   note_data("data.sft", d->sft.n, d->sft_held.n, &rep);
   if (d->sft.n == 0) return check_note(err, "%s: no example to train on", s->recipe->data.sft.path);
@@ -42,7 +56,8 @@ static int check_pairs(Session *s, Error *err) {
   TrainData *d = &s->data;
   DataReport rep = {0};
   Error why = {""};
-  if (data_load_pairs(s->recipe, s->tokenizer, &d->pairs, &d->pairs_held, &rep, &why))
+  if (data_load_pairs(s->recipe, s->tokenizer, positions(s, ROLE_REWARD), &d->pairs, &d->pairs_held,
+                      &rep, &why))
     return check_note(err, "%s", why.msg);
   note_data("data.preference", d->pairs.n, d->pairs_held.n, &rep);
   if (d->pairs.n == 0)
@@ -74,7 +89,14 @@ static int check_prompts(Session *s, Error *err) {
   TrainData *d = &s->data;
   DataReport rep = {0};
   Error why = {""};
-  if (data_load_prompts(r, s->tokenizer, &d->prompts, &d->prompts_held, &rep, &why))
+  int64_t room = prompt_room(s);
+  if (room < 1)
+    return check_note(err,
+                      "%s: rollout.max_new_tokens: %lld leaves no position of the models for a "
+                      "prompt: expected less",
+                      recipe_place(r, "rollout.max_new_tokens"),
+                      (long long)r->rollout.max_new_tokens);
+  if (data_load_prompts(r, s->tokenizer, room, &d->prompts, &d->prompts_held, &rep, &why))
     return check_note(err, "%s", why.msg);
   note_data("data.prompts", d->prompts.n, d->prompts_held.n, &rep);
   if (d->prompts.n == 0) return check_note(err, "%s: no prompt to answer", r->data.prompts.path);

@@ -81,12 +81,15 @@ typedef struct Loader {
   const DataSource *data;
   const char *name; /* "data.sft" */
   const char *limit_name;
-  int64_t limit; /* tokens of an example */
+  int64_t limit; /* tokens of an example: loader_limit */
   DataReport *report;
   int64_t overlong, empty, same; /* why records were dropped */
 } Loader;
 int loader_init(Loader *l, const Recipe *r, const Tokenizer *t, const DataSource *data,
                 const char *name, DataReport *report, Error *err);
+/* The longest example: the key's so many tokens or, where it says 0, as many as there is room for.
+ */
+void loader_limit(Loader *l, const char *key, int64_t tokens, int64_t room);
 /* Begins a sequence: BOS as the recipe says, then the text. */
 int loader_begin(const Loader *l, const Record *r, const Marked *m, TokenList *out, Error *err);
 /* Goes on with an answer; the EOS behind it as the recipe says, unless the template spelled it. */

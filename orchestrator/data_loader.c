@@ -8,18 +8,17 @@
 int loader_init(Loader *l, const Recipe *r, const Tokenizer *t, const DataSource *data,
                 const char *name, DataReport *report, Error *err) {
   *report = (DataReport){0, 0, 0};
-  *l = (Loader){.recipe = r,
-                .tokenizer = t,
-                .data = data,
-                .name = name,
-                .limit_name = "max_tokens",
-                .limit = data->max_tokens,
-                .report = report};
+  *l = (Loader){.recipe = r, .tokenizer = t, .data = data, .name = name, .report = report};
   if (r->tokenizer.add_bos && tokenizer_bos(t) < 0)
     return error_set(err, "tokenizer.add_bos: the tokenizer has no BOS token; expected false");
   if (r->tokenizer.add_eos && tokenizer_eos(t) < 0)
     return error_set(err, "tokenizer.add_eos: the tokenizer has no EOS token; expected false");
   return 0;
+}
+
+void loader_limit(Loader *l, const char *key, int64_t tokens, int64_t room) {
+  l->limit = tokens > 0 ? tokens : room;
+  l->limit_name = tokens > 0 ? key : "what the model has positions for";
 }
 
 static int encode(const Loader *l, const Record *r, const Marked *m, int flags, TokenList *out,
@@ -108,13 +107,21 @@ int loader_length(Loader *l, const Record *r, int64_t tokens, Error *err) {
   return 0;
 }
 
+static void add_cause(char *text, size_t size, int64_t n, const char *what) {
+  size_t used = strlen(text);
+  if (n > 0) snprintf(text + used, size - used, "%s%lld %s", used ? ", " : "", (long long)n, what);
+}
+
 static int nothing_left(const Loader *l, Error *err) {
   if (l->report->records == 0) return error_set(err, "%s: holds no records", l->data->path);
-  return error_set(err,
-                   "%s: none of %lld records is left: %lld longer than %s (%lld tokens), %lld "
-                   "empty, %lld with two equal answers",
-                   l->data->path, (long long)l->report->records, (long long)l->overlong,
-                   l->limit_name, (long long)l->limit, (long long)l->empty, (long long)l->same);
+  char causes[512] = "", longer[128];
+  snprintf(longer, sizeof longer, "longer than %s, %lld tokens", l->limit_name,
+           (long long)l->limit);
+  add_cause(causes, sizeof causes, l->overlong, longer);
+  add_cause(causes, sizeof causes, l->empty, "empty");
+  add_cause(causes, sizeof causes, l->same, "with two equal answers");
+  return error_set(err, "%s: none of %lld records is left: %s", l->data->path,
+                   (long long)l->report->records, causes);
 }
 
 int loader_run(Loader *l, DataPool *pool, AddRecord add, Error *err) {

@@ -129,12 +129,13 @@ static PairSet take(const DataPool *pool, const bool *held, bool want) {
   return s;
 }
 
-int data_load_pairs(const Recipe *r, const Tokenizer *t, PairSet *train, PairSet *held_out,
-                    DataReport *rep, Error *err) {
+int data_load_pairs(const Recipe *r, const Tokenizer *t, int64_t room, PairSet *train,
+                    PairSet *held_out, DataReport *rep, Error *err) {
   Loader l;
   DataPool pool = {.width = 2};
   *train = *held_out = (PairSet){0};
   if (loader_init(&l, r, t, &r->data.preference, "data.preference", rep, err)) return -1;
+  loader_limit(&l, "max_tokens", r->data.preference.max_tokens, room);
   int rc = loader_run(&l, &pool, add_record, err);
   if (rc == 0) {
     bool *held =

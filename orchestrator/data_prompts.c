@@ -145,15 +145,14 @@ static PromptSet take(DataPool *pool, const bool *held, bool want, bool answers)
   return s;
 }
 
-int data_load_prompts(const Recipe *r, const Tokenizer *t, PromptSet *train, PromptSet *held_out,
-                      DataReport *rep, Error *err) {
+int data_load_prompts(const Recipe *r, const Tokenizer *t, int64_t room, PromptSet *train,
+                      PromptSet *held_out, DataReport *rep, Error *err) {
   Loader l;
   DataPool pool = {.width = 1};
   const DataSource *data = &r->data.prompts;
   *train = *held_out = (PromptSet){0};
   if (loader_init(&l, r, t, data, "data.prompts", rep, err)) return -1;
-  l.limit = r->rollout.max_prompt_tokens;
-  l.limit_name = "rollout.max_prompt_tokens";
+  loader_limit(&l, "rollout.max_prompt_tokens", r->rollout.max_prompt_tokens, room);
   int rc = loader_run(&l, &pool, add_record, err);
   if (rc == 0) {
     bool *held = data_pool_held(&pool, (uint64_t)r->run.seed, "prompts", data->held_out);

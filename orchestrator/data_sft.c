@@ -60,12 +60,13 @@ static SftSet take(const DataPool *pool, const bool *held, bool want) {
   return s;
 }
 
-int data_load_sft(const Recipe *r, const Tokenizer *t, SftSet *train, SftSet *held_out,
-                  DataReport *rep, Error *err) {
+int data_load_sft(const Recipe *r, const Tokenizer *t, int64_t room, SftSet *train,
+                  SftSet *held_out, DataReport *rep, Error *err) {
   Loader l;
   DataPool pool = {.width = 1};
   *train = *held_out = (SftSet){0};
   if (loader_init(&l, r, t, &r->data.sft, "data.sft", rep, err)) return -1;
+  loader_limit(&l, "max_tokens", r->data.sft.max_tokens, room);
   int rc = loader_run(&l, &pool, add_record, err);
   if (rc == 0) {
     bool *held = data_pool_held(&pool, (uint64_t)r->run.seed, "sft", r->data.sft.held_out);

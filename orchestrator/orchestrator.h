@@ -43,12 +43,14 @@ typedef struct PromptSet {
 typedef struct DataReport {
   int64_t records, dropped, truncated;
 } DataReport;
-int data_load_sft(const Recipe *r, const Tokenizer *t, SftSet *train, SftSet *held_out,
-                  DataReport *rep, Error *err);
-int data_load_pairs(const Recipe *r, const Tokenizer *t, PairSet *train, PairSet *held_out,
-                    DataReport *rep, Error *err);
-int data_load_prompts(const Recipe *r, const Tokenizer *t, PromptSet *train, PromptSet *held_out,
-                      DataReport *rep, Error *err);
+/* room: tokens that the models have positions for (prompts: less what is generated); the longest
+ * example where the recipe says 0. */
+int data_load_sft(const Recipe *r, const Tokenizer *t, int64_t room, SftSet *train,
+                  SftSet *held_out, DataReport *rep, Error *err);
+int data_load_pairs(const Recipe *r, const Tokenizer *t, int64_t room, PairSet *train,
+                    PairSet *held_out, DataReport *rep, Error *err);
+int data_load_prompts(const Recipe *r, const Tokenizer *t, int64_t room, PromptSet *train,
+                      PromptSet *held_out, DataReport *rep, Error *err);
 void sft_set_free(SftSet *s);
 void pair_set_free(PairSet *s);
 void prompt_set_free(PromptSet *s);

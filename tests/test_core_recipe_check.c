@@ -11,14 +11,14 @@ static const char base[] =
     "data: {sft: a.jsonl, preference: b.jsonl, prompts: c.jsonl}\n";
 
 typedef struct Case {
-  const char *sets[4];
+  const char *sets[5];
   const char *message; /* NULL: accepted */
 } Case;
 
 static void run(const char *text, const Case *cases, size_t n) {
   for (size_t i = 0; i < n; i++) {
     int n_sets = 0;
-    while (n_sets < 4 && cases[i].sets[n_sets]) n_sets++;
+    while (n_sets < 5 && cases[i].sets[n_sets]) n_sets++;
     Error err = {""};
     Recipe *r = recipe_parse(text, strlen(text), "x.yaml", cases[i].sets, n_sets, &err);
     const char *want = cases[i].message ? cases[i].message : "";
@@ -176,7 +176,15 @@ static void random_weights(void **state) {
        "--set models.actor.init.kv_heads=3: models.actor.init.kv_heads: found 3; expected a "
        "divisor "
        "of heads, 4"},
-      {{SIZES, "tokenizer=t", "models.actor.init.max_positions=1024", "rollout.max_new_tokens=800"},
+      {{SIZES, "tokenizer=t", "models.actor.init.max_positions=128"},
+       "x.yaml: rollout.max_new_tokens: found 128; expected less than max_positions "
+       "of the actor, 128"},
+      {{SIZES, "tokenizer=t", "models.actor.init.max_positions=129"}, NULL},
+      {{SIZES, "tokenizer=t", "data.sft.max_tokens=1"},
+       "--set data.sft.max_tokens=1: data.sft.max_tokens: found 1; expected at least 2, or 0: as "
+       "many as the model has positions"},
+      {{SIZES, "tokenizer=t", "models.actor.init.max_positions=1024", "rollout.max_new_tokens=800",
+        "rollout.max_prompt_tokens=256"},
        "--set rollout.max_new_tokens=800: rollout.max_new_tokens: found 800 with max_prompt_tokens "
        "256; expected at most max_positions of the actor together, 1024"},
       {{SIZES, "tokenizer=t", "data.sft.max_tokens=3000", "data.preference.max_tokens=2049"},

@@ -13,7 +13,7 @@ typedef struct Loaded {
 static Loaded load(const char *path, const char *keys, const char *more) {
   char *data = mem_printf("preference: {path: %s%s}", path, keys);
   Loaded l = {.recipe = data_recipe("reward", data, more), .tokenizer = data_tokenizer()};
-  l.rc = data_load_pairs(l.recipe, l.tokenizer, &l.train, &l.held, &l.report, &l.err);
+  l.rc = data_load_pairs(l.recipe, l.tokenizer, 1024, &l.train, &l.held, &l.report, &l.err);
   free(data);
   return l;
 }

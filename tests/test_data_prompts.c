@@ -13,7 +13,7 @@ typedef struct Loaded {
 static Loaded load(const char *path, const char *keys, const char *more) {
   char *data = mem_printf("prompts: {path: %s%s}", path, keys);
   Loaded l = {.recipe = data_recipe("ppo", data, more), .tokenizer = data_tokenizer()};
-  l.rc = data_load_prompts(l.recipe, l.tokenizer, &l.train, &l.held, &l.report, &l.err);
+  l.rc = data_load_prompts(l.recipe, l.tokenizer, 1024, &l.train, &l.held, &l.report, &l.err);
   free(data);
   return l;
 }
@@ -102,8 +102,7 @@ static void errors_name_the_place(void **state) {
       {"{\"prompt\":1}", "b.jsonl:1: field \"prompt\" is an integer"},
       {"{\"text\":[]}", "b.jsonl:1: field \"text\" is an array; expected a text"},
       {"\n\n", "b.jsonl: holds no records"},
-      {"{\"prompt\":\"\"}",
-       "b.jsonl: none of 1 records is left: 0 longer than rollout.max_prompt_tokens"},
+      {"{\"prompt\":\"\"}", "b.jsonl: none of 1 records is left: 1 empty"},
       {"hello", "b.jsonl:1:5: not valid JSON"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -135,6 +134,9 @@ static void overlong_prompts(void **state) {
   assert_true(strlen(shown) > 0 && strlen(shown) < strlen(text));
   assert_string_equal(shown, text + strlen(text) - strlen(shown));
   assert_memory_equal(l.train.text[1], text, strlen(l.train.text[1]));
+  unload(&l);
+  l = load_ok(path, ALL, ""); /* 0: as many as there is room for */
+  assert_int_equal(l.report.dropped, 0);
   unload(&l);
   l = load_ok(path, ALL, "rollout: {max_prompt_tokens: 7}"); /* drop is the default */
   assert_true(l.train.n == 1 && l.report.dropped == 2);

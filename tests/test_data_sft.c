@@ -12,7 +12,7 @@ typedef struct Loaded {
 
 static Loaded load(const char *data, const char *more) {
   Loaded l = {.recipe = data_recipe("sft", data, more), .tokenizer = data_tokenizer()};
-  l.rc = data_load_sft(l.recipe, l.tokenizer, &l.train, &l.held, &l.report, &l.err);
+  l.rc = data_load_sft(l.recipe, l.tokenizer, 1024, &l.train, &l.held, &l.report, &l.err);
   return l;
 }
 
@@ -173,7 +173,7 @@ static void bos_and_eos_as_the_recipe_says(void **state) {
   Recipe *r = recipe_parse(text, strlen(text), "r", sets, 2, &err);
   if (!r) fail_msg("%s", err.msg);
   Loaded l = {.recipe = r, .tokenizer = data_tokenizer()};
-  l.rc = data_load_sft(r, l.tokenizer, &l.train, &l.held, &l.report, &l.err);
+  l.rc = data_load_sft(r, l.tokenizer, 1024, &l.train, &l.held, &l.report, &l.err);
   expect_ok(&l);
   expect(&l, 0, PIECES({START, "Once"}, {GO_ON, " upon"}));
   unload(&l);
@@ -222,7 +222,7 @@ static void errors_name_the_place(void **state) {
       {"e.json", "[]", "e.json: holds no records"},
       {"e.txt", "\n\n", "e.txt: holds no records"},
       {"e.jsonl", "{\"text\":\"\"}\n{\"text\":\" \"}\n",
-       "e.jsonl: none of 2 records is left: 0 longer"},
+       "e.jsonl: none of 2 records is left: 2 empty"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
     expect_error(bad[i].name, bad[i].text, "", "", bad[i].want);
@@ -238,7 +238,7 @@ static void errors_name_the_place(void **state) {
   SftSet a, b;
   DataReport rep;
   Error err = {""};
-  assert_int_equal(data_load_sft(r, t, &a, &b, &rep, &err), -1);
+  assert_int_equal(data_load_sft(r, t, 1024, &a, &b, &rep, &err), -1);
   assert_non_null(strstr(err.msg, "absent.jsonl: cannot open"));
   tokenizer_free(t);
   recipe_free(r);
@@ -269,7 +269,8 @@ static void overlong_examples(void **state) {
   assert_true(l.train.n == 1 && l.report.dropped == 1 && l.report.truncated == 0);
   unload(&l);
   expect_error("o.jsonl", long_json, ", max_tokens: 8, overlong: error", "", "o.jsonl:1: ");
-  expect_error("o.jsonl", long_json, ", max_tokens: 2", "", "2 longer than max_tokens (2 tokens)");
+  expect_error("o.jsonl", long_json, ", max_tokens: 2", "",
+               "records is left: 2 longer than max_tokens, 2");
   for (int limit = 2; limit <= n; limit++) {
     char keys[80];
     snprintf(keys, sizeof keys, ", max_tokens: %d, overlong: truncate", limit);
@@ -301,7 +302,7 @@ static Loaded load_hundred(const char *keys, int64_t seed) {
   char *data = mem_printf("sft: {path: %s%s}", data_file("h.jsonl", text), keys);
   Loaded l = {.recipe = data_recipe("sft", data, ""), .tokenizer = data_tokenizer()};
   l.recipe->run.seed = seed;
-  l.rc = data_load_sft(l.recipe, l.tokenizer, &l.train, &l.held, &l.report, &l.err);
+  l.rc = data_load_sft(l.recipe, l.tokenizer, 1024, &l.train, &l.held, &l.report, &l.err);
   expect_ok(&l);
   free(text);
   free(data);
