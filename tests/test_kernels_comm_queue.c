@@ -90,8 +90,10 @@ static void round_check(const Round *x, int round, int n, int me) {
       assert_int_equal(x->gather[r * BLOCK + i], byte_of(round, r, 0, i));
       assert_int_equal(x->in[r * BLOCK + i], byte_of(round, r, me, i));
     }
-  for (int i = 0; i < 3; i++) /* small integers: exact */
-    assert_true(x->sum[i] == (float)(n * (round + 10 * me + i) + 100 * n * (n - 1) / 2));
+  for (int i = 0; i < 3; i++) { /* small integers: exact */
+    int sum = n * (round + 10 * me + i) + 100 * n * (n - 1) / 2;
+    assert_true(x->sum[i] == (float)sum);
+  }
 }
 
 static CommTicket round_start(Comm *c, Round *x) {

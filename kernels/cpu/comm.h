@@ -14,10 +14,10 @@ enum { LANE_DEPTH = 4 };
 
 /* One block in one direction: a row of messages, of which at most LANE_DEPTH are under way. */
 typedef struct CommLane {
-  char *data;
+  const char *send; /* one of the two, the other NULL */
+  char *recv;
   size_t bytes, posted, done;
-  int rank; /* in the group: where it goes or comes from */
-  bool receives;
+  int rank;                        /* in the group: where it goes or comes from */
   MPI_Request request[LANE_DEPTH]; /* of message number i at i % LANE_DEPTH */
   int n_posted, n_done;            /* messages */
 } CommLane;

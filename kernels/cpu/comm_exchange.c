@@ -45,10 +45,9 @@ static void check(const Comm *c, CollKind kind, const CommLane *lane, int rc) {
 static void lane_post(const Comm *c, CollKind kind, CommLane *l) {
   while (l->posted < l->bytes && l->n_posted - l->n_done < LANE_DEPTH) {
     int bytes = message_length(c, l->bytes - l->posted);
-    char *data = l->data + l->posted;
     MPI_Request *request = &l->request[l->n_posted++ % LANE_DEPTH];
-    int rc = l->receives ? MPI_Irecv(data, bytes, MPI_BYTE, l->rank, 0, c->mpi, request)
-                         : MPI_Isend(data, bytes, MPI_BYTE, l->rank, 0, c->mpi, request);
+    int rc = l->recv ? MPI_Irecv(l->recv + l->posted, bytes, MPI_BYTE, l->rank, 0, c->mpi, request)
+                     : MPI_Isend(l->send + l->posted, bytes, MPI_BYTE, l->rank, 0, c->mpi, request);
     check(c, kind, l, rc);
     l->posted += (size_t)bytes;
   }
@@ -62,7 +61,7 @@ static bool lane_advance(const Comm *c, CollKind kind, CommLane *l) {
   MPI_Status status;
   check(c, kind, l, MPI_Test(&l->request[l->n_done % LANE_DEPTH], &gone, &status));
   if (!gone) return false;
-  if (l->receives) {
+  if (l->recv) {
     int got = 0;
     check(c, kind, l, MPI_Get_count(&status, MPI_BYTE, &got));
     if (got != bytes)
@@ -83,14 +82,13 @@ static int lanes_open(Comm *c, CollKind kind, const CommPeer *peer) {
   for (int i = 1; i < c->size; i++) {
     int from = (c->rank - i + c->size) % c->size;
     if (peer[from].recv_bytes)
-      c->lane[n++] = (CommLane){
-          .data = peer[from].recv, .bytes = peer[from].recv_bytes, .rank = from, .receives = true};
+      c->lane[n++] =
+          (CommLane){.recv = peer[from].recv, .bytes = peer[from].recv_bytes, .rank = from};
   }
   for (int i = 1; i < c->size; i++) {
     int to = (c->rank + i) % c->size;
     if (peer[to].send_bytes)
-      c->lane[n++] = (CommLane){
-          .data = (char *)(uintptr_t)peer[to].send, .bytes = peer[to].send_bytes, .rank = to};
+      c->lane[n++] = (CommLane){.send = peer[to].send, .bytes = peer[to].send_bytes, .rank = to};
   }
   for (int i = 0; i < n; i++) lane_post(c, kind, &c->lane[i]);
   return n;
@@ -120,10 +118,10 @@ static void sleep_seconds(double seconds) {
 
 /* World ranks whose blocks are missing, or, when all have arrived, who do not take theirs. */
 static int missing_ranks(const Comm *c, int n_open, int *ranks) {
-  bool receives = c->lane[0].receives; /* open receives come before open sends */
+  bool receives = c->lane[0].recv; /* open receives come before open sends */
   int n = 0;
   for (int i = 0; i < n_open; i++)
-    if (c->lane[i].receives == receives) ranks[n++] = c->world_rank[c->lane[i].rank];
+    if ((c->lane[i].recv != NULL) == receives) ranks[n++] = c->world_rank[c->lane[i].rank];
   return n;
 }
 
@@ -132,7 +130,7 @@ static _Noreturn void give_up(const Comm *c, CollKind kind, int n_open, double w
   char text[1024];
   stall_describe(ranks, missing_ranks(c, n_open, ranks), text, sizeof text);
   die("%s over group '%s': for %.1f s %s %s (time limit: zeropp.timeout_seconds)", coll_name(kind),
-      c->name, waited, c->lane[0].receives ? "nothing came from" : "nothing was taken by", text);
+      c->name, waited, c->lane[0].recv ? "nothing came from" : "nothing was taken by", text);
 }
 
 typedef struct Wait {
