@@ -3,10 +3,13 @@
  * the matrices of a 10-million-parameter Llama, 35 MB that fit in no cache (bench/RESULTS.md has
  * more):
  *
- *   rows           1     4     8    16    32    48    64   128   256   2048
- *   oneDNN 2.6    15    45    60    55    92   116   136   180   195    257
- *   gemm_dot      25    90   146   166   169         164
- *   gemm_lanes          28    50   102   155   180   204   212   208
+ *   rows           1     4     8    16    24    32    48    64   128   256   2048
+ *   oneDNN 2.6    15    45    60    55    75    92   116   136   180   195    257
+ *   gemm_dot      25    90   146   166   173   169         164
+ *   gemm_lanes          28    50   102   130   180   180   204   212   208
+ *
+ * With matrices of 4096 x 4096 and 11008 x 4096 the order is the same, but at 256 rows oneDNN leads
+ * by 15 %.
  */
 #include "kernels/cpu/gemm.h"
 

@@ -14,6 +14,6 @@ typedef struct RowsGemm {
 } RowsGemm;
 void gemm_dot(Device *d, const RowsGemm *g);
 void gemm_lanes(Device *d, const RowsGemm *g); /* m <= LANES_MOST */
-enum { LANES_MOST = 256 };
+enum { LANES_MOST = 128 };
 
 #endif

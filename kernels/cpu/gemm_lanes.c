@@ -13,7 +13,7 @@
 #include "kernels/cpu/tile.h"
 
 enum {
-  DEPTH = 1024, /* of x in one pass: LANES_MOST lanes of it are 1 MiB, about a second-level cache */
+  DEPTH = 1024, /* of x in one pass: LANES_MOST lanes of it are half a second-level cache */
   LANES = 64    /* of one product: as wide as tile_gemm's widest block */
 };
 
