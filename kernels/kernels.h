@@ -39,6 +39,9 @@ typedef struct AttnShape {
   int window;  /* sliding window: token t sees (t - window, t]; 0: all of 0..t */
 } AttnShape;
 
+/* Of the MLPs without a gate. GELU_TANH is Hugging Face's gelu_new (gelu_pytorch_tanh). */
+typedef enum Activation { ACT_RELU, ACT_GELU, ACT_GELU_TANH } Activation;
+
 /* Packed sequences: sequence b is rows offsets[b] .. offsets[b+1). offsets is host memory. */
 typedef struct Segments {
   int n_seqs;
@@ -114,6 +117,22 @@ typedef struct Ops {
   void (*rmsnorm_bwd)(Device *, Tensor dy_NC, Tensor x_NC, Tensor w_C, Tensor rstd_N, Tensor dx_NC,
                       Tensor dw_C);
 
+  /* LayerNorm (Ba et al. 2016): y = (x - mean) rstd w + b, rstd = 1/sqrt(var + eps), biased var.
+   * delta, y and the statistics (both or none) as in rmsnorm_fwd. */
+  void (*layernorm_fwd)(Device *, Tensor x_NC, Tensor delta_NC, Tensor w_C, Tensor b_C, float eps,
+                        Tensor y_NC, Tensor mean_N, Tensor rstd_N);
+  /* dx_NC += ; dw_C += ; db_C +=. */
+  void (*layernorm_bwd)(Device *, Tensor dy_NC, Tensor x_NC, Tensor w_C, Tensor mean_N,
+                        Tensor rstd_N, Tensor dx_NC, Tensor dw_C, Tensor db_C);
+
+  /* RMSNorm of every q head (weight wq_D) and k head (wk_D) by itself; v is copied. rstd_NH: [N, H
+   * + K], may be absent when no backward follows. */
+  void (*qk_norm_fwd)(Device *, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, float eps, AttnShape s,
+                      Tensor qkv_NQ, Tensor rstd_NH);
+  /* In place: dqkv becomes the gradient of raw. dwq_D += ; dwk_D +=. */
+  void (*qk_norm_bwd)(Device *, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, Tensor rstd_NH,
+                      AttnShape s, Tensor dqkv_NQ, Tensor dwq_D, Tensor dwk_D);
+
   /* Rotary embedding (Su et al. 2021), Hugging Face's half-split pairing: (x[i], x[i + rot/2]) for
    * i < rot/2, rot = 2 * dim[1] of cos. In place on the q and k heads of qkv_NQ. cos, sin: [P,
    * rot/2]; positions_N: I32 in [0, P). inverse = true applies the transpose (the gradient). */
@@ -142,6 +161,10 @@ typedef struct Ops {
   /* SwiGLU (Shazeer 2020): y_NF = silu(g) * u with gu_N2F rows = [g: F | u: F]. */
   void (*swiglu_fwd)(Device *, Tensor gu_N2F, Tensor y_NF);
   void (*swiglu_bwd)(Device *, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
+
+  /* y = act(x); dx = dy act'(x). */
+  void (*act_fwd)(Device *, Activation kind, Tensor x_NF, Tensor y_NF);
+  void (*act_bwd)(Device *, Activation kind, Tensor dy_NF, Tensor x_NF, Tensor dx_NF);
 
   void (*bias_add)(Device *, Tensor x_NC, Tensor b_C);    /* x += b */
   void (*bias_grad)(Device *, Tensor dy_NC, Tensor db_C); /* db += column sums */

@@ -17,6 +17,14 @@ void cpu_rmsnorm_fwd(Device *d, Tensor x_NC, Tensor delta_NC, Tensor w_C, float 
                      Tensor rstd_N);
 void cpu_rmsnorm_bwd(Device *d, Tensor dy_NC, Tensor x_NC, Tensor w_C, Tensor rstd_N, Tensor dx_NC,
                      Tensor dw_C);
+void cpu_layernorm_fwd(Device *d, Tensor x_NC, Tensor delta_NC, Tensor w_C, Tensor b_C, float eps,
+                       Tensor y_NC, Tensor mean_N, Tensor rstd_N);
+void cpu_layernorm_bwd(Device *d, Tensor dy_NC, Tensor x_NC, Tensor w_C, Tensor mean_N,
+                       Tensor rstd_N, Tensor dx_NC, Tensor dw_C, Tensor db_C);
+void cpu_qk_norm_fwd(Device *d, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, float eps, AttnShape s,
+                     Tensor qkv_NQ, Tensor rstd_NH);
+void cpu_qk_norm_bwd(Device *d, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, Tensor rstd_NH,
+                     AttnShape s, Tensor dqkv_NQ, Tensor dwq_D, Tensor dwk_D);
 void cpu_rope(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
               AttnShape s, bool inverse);
 void cpu_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
@@ -29,6 +37,8 @@ void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor
                           Tensor k_pages, Tensor v_pages, Tensor out_BHD);
 void cpu_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF);
 void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
+void cpu_act_fwd(Device *d, Activation kind, Tensor x_NF, Tensor y_NF);
+void cpu_act_bwd(Device *d, Activation kind, Tensor dy_NF, Tensor x_NF, Tensor dx_NF);
 void cpu_bias_add(Device *d, Tensor x_NC, Tensor b_C);
 void cpu_bias_grad(Device *d, Tensor dy_NC, Tensor db_C);
 void cpu_logprob_fwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor logprob_R,
