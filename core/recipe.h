@@ -164,7 +164,17 @@ typedef struct Recipe {
   } batch; /* global sequences per step; ppo: prompts_per_step * samples / minibatches */
   struct {
     int64_t stage, ranks_per_node;
-    const char *recompute; /* none|full */
+    const char *recompute;       /* none|full */
+    const char *wire;            /* float32|bfloat16 */
+    const char *qwz, *hpz, *qgz; /* off|int8|fp8, off|on|quantized, off|int8|int4 */
+    int64_t block;               /* elements to a scale */
+    const char *scale;           /* float32|bfloat16 */
+    bool error_feedback;
+    double error_decay;
+    int64_t error_reset;    /* steps; 0: never */
+    const char *accumulate; /* micro|node */
+    int64_t prefetch;       /* units ahead; 0: off */
+    double timeout_seconds; /* 0: none */
   } zeropp;
   struct {
     int64_t every, keep;

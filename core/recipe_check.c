@@ -160,6 +160,7 @@ void recipe_check(Reading *rd) {
   check_data(rd);
   check_chat(rd);
   check_rewards(rd);
+  check_zeropp(rd);
   if (!has_stage(r, STAGE_PPO)) return;
   check_rollout(rd);
   check_batch(rd);

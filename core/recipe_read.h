@@ -53,6 +53,7 @@ bool has_model_term(const Recipe *r);
 void recipe_check(Reading *rd);
 void check_models(Reading *rd);
 void check_rewards(Reading *rd);
+void check_zeropp(Reading *rd);
 /* Adds "KEY: ..." at the place of the key, or of the nearest section above it that was given. */
 void check_fail(Reading *rd, const char *key, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

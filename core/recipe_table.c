@@ -295,12 +295,39 @@ static const RecipeRow batch_rows[] = {
 };
 
 static const RecipeRow zeropp_rows[] = {
-    {"stage", ROW_INT, AT(zeropp.stage), "3", SPAN(3, 3),
-     .help = "3: weights, gradients and moments are sharded"},
+    {"stage", ROW_INT, AT(zeropp.stage), "3", SPAN(0, 3),
+     .help = "what is sharded: 0 nothing, 1 moments, 2 gradients too, 3 weights too"},
     {"ranks_per_node", ROW_INT, AT(zeropp.ranks_per_node), "0", SPAN(0, 4096), .unit = "ranks",
      .help = "0: by the hosts"},
     {"recompute", ROW_CHOICE, AT(zeropp.recompute), "none", NONE, .choices = "none|full",
      .help = "full: keep block inputs only and run blocks again in the backward pass"},
+    {"wire", ROW_CHOICE, AT(zeropp.wire), "float32", NONE, .choices = "float32|bfloat16",
+     .help = "how weights and gradients travel that are not quantized"},
+    {"qwz", ROW_CHOICE, AT(zeropp.qwz), "off", NONE, .choices = "off|int8|fp8",
+     .help = "weights travel between nodes in blocks of so few bits; stages 1 to 3"},
+    {"hpz", ROW_CHOICE, AT(zeropp.hpz), "off", NONE, .choices = "off|on|quantized",
+     .help = "every node keeps a copy of the weights, refreshed once a step; quantized: as qwz "
+             "brought it; stage 3"},
+    {"qgz", ROW_CHOICE, AT(zeropp.qgz), "off", NONE, .choices = "off|int8|int4",
+     .help = "gradients travel in blocks of so few bits, within nodes and between; stages 1 to 3"},
+    {"block", ROW_INT, AT(zeropp.block), "256", SPAN(2, 4096), .unit = "elements",
+     .help = "share a scale, all in one row; even"},
+    {"scale", ROW_CHOICE, AT(zeropp.scale), "float32", NONE, .choices = "float32|bfloat16",
+     .help = "of a block"},
+    {"error_feedback", ROW_BOOL, AT(zeropp.error_feedback), "false", NONE,
+     .help = "add what quantization took from a gradient to later ones; needs qgz"},
+    {"error_decay", ROW_FLOAT, AT(zeropp.error_decay), "0.8", BELOW(0, 1),
+     .help = "of the moving average of errors; 0: the last error alone"},
+    {"error_reset", ROW_INT, AT(zeropp.error_reset), "1024", SPAN(0, MANY), .unit = "steps",
+     .help = "forget errors every so often; 0: never"},
+    {"accumulate", ROW_CHOICE, AT(zeropp.accumulate), "micro", NONE, .choices = "micro|node",
+     .help = "node: gradients of micro-batches are summed within nodes, in float32, and cross "
+             "between them once a step; stages 2 and 3"},
+    {"prefetch", ROW_INT, AT(zeropp.prefetch), "1", SPAN(0, 16), .unit = "units",
+     .help = "weights that are on their way while others compute; 0: neither they nor gradients "
+             "travel behind compute"},
+    {"timeout_seconds", ROW_FLOAT, AT(zeropp.timeout_seconds), "60", SPAN(0, 1e9),
+     .unit = "seconds", .help = "a rank that waits so long for another ends the run; 0: never"},
 };
 
 static const RecipeRow checkpoint_rows[] = {

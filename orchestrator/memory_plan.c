@@ -16,11 +16,12 @@ static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static void add_model(const PlannedStage *s, const PlannedModel *m, MemoryNeed *need) {
   ParamSpec *specs;
   int n = model_specs(m->config, m->head, &specs);
-  ZeroPPConfig zero = {.stage = 3, .trainable = m->trainable};
+  ZeroPPConfig zero = s->zero;
+  zero.trainable = m->trainable;
   ZeroPPMemory z = zeropp_memory(&zero, specs, n, s->nodes, s->local, m->ema);
-  need->weights += z.master;
+  need->weights += z.master + z.secondary;
   need->moments += z.moments;
-  need->gradients += z.gradients;
+  need->gradients += z.gradients + z.errors;
   need->ema += z.ema;
   need->gathered += z.full_units;
   free(specs);

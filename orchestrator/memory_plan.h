@@ -19,6 +19,7 @@ typedef struct PlannedStage {
   PlannedModel model[4];
   int n_models;
   int nodes, local;
+  ZeroPPConfig zero; /* trainable is the models' own */
   bool recompute;
   int64_t micro_tokens; /* asked for */
   int64_t longest;      /* longest sequence: it runs even when it is longer than micro_tokens */

@@ -129,7 +129,7 @@ int model_open(Session *s, Role role, int stage, bool trainable, Model **out, Er
                     .recompute = strcmp(r->zeropp.recompute, "full") == 0,
                     .init_head = start.init_head,
                     .seed = rng_mix((uint64_t)r->run.seed, rng_hash(role_name(start.origin))),
-                    .zero = {.stage = (int)r->zeropp.stage}};
+                    .zero = zeropp_config(r)};
   if (start.dir) {
     *out = model_load(s->device, s->grid, s->arena, start.dir, &o, err);
   } else {

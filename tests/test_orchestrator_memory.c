@@ -24,6 +24,7 @@ static PlannedStage ppo_stage(void) {
                         .n_models = 4,
                         .nodes = 1,
                         .local = 1,
+                        .zero = {.stage = 3},
                         .micro_tokens = 4096,
                         .longest = 100,
                         .batch_tokens = 6400,

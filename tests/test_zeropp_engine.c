@@ -231,20 +231,23 @@ static uint64_t received(Traffic a, Traffic b, CollKind k, bool inter) {
                : b.of[k].intra_bytes - a.of[k].intra_bytes;
 }
 
-/* What a rank receives: a gather brings it what it does not own, from the owner; a reduction brings
- * it what it owns from every other rank. */
+/* What a rank receives. A gather brings the other pieces of its slice from other nodes, then the
+ * other slices from its own; a reduction brings its slice from every rank of its node, then its
+ * piece from every other node. */
 static void check_traffic(int local) {
   TestModel m = test_model(local, true);
   const Grid *g = m.grid;
-  uint64_t owned[16] = {0}, near = 0, far = 0;
+  uint64_t owned[16] = {0}, slice[16] = {0}, all = 0;
   test_fill(m.z, STATE_MASTER);
   for (int r = 0; r < g->world; r++)
     for (int p = 0; p < TEST_PARAMS; p++) {
       int64_t start, count;
       layout_owned(zeropp_spec(m.z, p), g->nodes, local, r / local, r % local, &start, &count);
       owned[r] += (uint64_t)count * 4;
-      if (r != g->rank) *(r / local == g->node ? &near : &far) += (uint64_t)count * 4;
+      slice[r % local] += (uint64_t)count * 4;
+      all += (uint64_t)count * 4;
     }
+  uint64_t mine = owned[g->rank], my_slice = slice[g->local_rank];
   Traffic t0 = traffic_now();
   zeropp_gather_all(m.z);
   zeropp_gather_all(m.z); /* nested: nothing moves */
@@ -253,19 +256,15 @@ static void check_traffic(int local) {
   zeropp_release_all(m.z);
   zeropp_release_all(m.z);
   Traffic t1 = traffic_now();
-  assert_int_equal(received(t0, t1, COLL_ALL_GATHER, false), near);
-  assert_int_equal(received(t0, t1, COLL_ALL_GATHER, true), far);
-  assert_int_equal(t1.of[COLL_ALL_GATHER].calls - t0.of[COLL_ALL_GATHER].calls,
-                   g->world > 1 ? TEST_UNITS : 0);
+  assert_int_equal(received(t0, t1, COLL_ALL_GATHER, false), all - my_slice);
+  assert_int_equal(received(t0, t1, COLL_ALL_GATHER, true), my_slice - mine);
   for (int u = 0; u < TEST_UNITS; u++) {
     zeropp_open_grad(m.z, u);
     zeropp_reduce(m.z, u);
   }
   Traffic t2 = traffic_now();
-  assert_int_equal(received(t1, t2, COLL_REDUCE_SCATTER, false),
-                   owned[g->rank] * (uint64_t)(local - 1));
-  assert_int_equal(received(t1, t2, COLL_REDUCE_SCATTER, true),
-                   owned[g->rank] * (uint64_t)(g->world - local));
+  assert_int_equal(received(t1, t2, COLL_ALL_TO_ALL, false), my_slice * (uint64_t)(local - 1));
+  assert_int_equal(received(t1, t2, COLL_ALL_TO_ALL, true), mine * (uint64_t)(g->nodes - 1));
   assert_int_equal(t2.of[COLL_ALL_GATHER].calls, t1.of[COLL_ALL_GATHER].calls);
   test_model_free(&m);
 }
@@ -297,11 +296,9 @@ static void check_memory(int local) {
   assert_true(device_peak_bytes(m.device) <= planned);
   zeropp_gather_all(m.z); /* everything at once; then what is beyond the plan is given back */
   for (int u = 0; u < TEST_UNITS; u++) zeropp_open_grad(m.z, u);
-  size_t during = device_bytes(m.device);
   for (int u = 0; u < TEST_UNITS; u++) zeropp_reduce(m.z, u);
   zeropp_release_all(m.z);
   assert_true(device_bytes(m.device) <= planned);
-  if (m.grid->world > 1) assert_true(device_bytes(m.device) < during);
   for (int step = 0; step < 3; step++) { /* and a training step allocates nothing */
     device_reset_peak(m.device);
     zeropp_gather(m.z, 2);

@@ -1,8 +1,10 @@
-/* layout: who owns which element, and where it lies. Pure arithmetic; nothing is allocated on the
- * device here.
+/* layout: who owns which element, and where it lies: in full buffers, in shards, in messages. Pure
+ * arithmetic; nothing is allocated on the device here.
  *
  * Parts of a cut differ by one at most, the larger ones first, so any size works: below the number
- * of ranks some ranks own nothing.
+ * of ranks some ranks own nothing. Where anything is quantized, pieces are cut between the blocks
+ * that share a scale. Blocks are counted from the start of a row (a vector is one row), so they are
+ * the same for every grid, and no block has two owners.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,7 @@
 enum { ALIGN_FLOATS = 64 / sizeof(float) };
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Part `i` of n things in `parts` parts. */
 static void cut(int64_t n, int parts, int i, int64_t *start, int64_t *count) {
@@ -20,13 +23,29 @@ static void cut(int64_t n, int parts, int i, int64_t *start, int64_t *count) {
   *count = whole + (i < rest);
 }
 
+/* The first element of a block. */
+static int64_t block_start(int64_t block, int64_t row_blocks, int64_t width, int64_t size) {
+  return block / row_blocks * width + min_i64(block % row_blocks * size, width);
+}
+
+void layout_piece(const ParamSpec *s, int64_t size, int nodes, int local, int node, int local_rank,
+                  int64_t *start, int64_t *count) {
+  bool matrix = s->ndim == 2;
+  /* A vector may be cut between any two blocks: each counts as a row here. */
+  int64_t width = matrix ? s->dim[1] : size, row_blocks = (width + size - 1) / size;
+  int64_t rows = matrix ? s->dim[0] : (s->dim[0] + size - 1) / size;
+  int64_t numel = matrix ? rows * width : s->dim[0];
+  int64_t slice, slice_rows, piece, blocks;
+  cut(rows, local, local_rank, &slice, &slice_rows);
+  cut(slice_rows * row_blocks, nodes, node, &piece, &blocks);
+  piece += slice * row_blocks;
+  *start = min_i64(numel, block_start(piece, row_blocks, width, size));
+  *count = min_i64(numel, block_start(piece + blocks, row_blocks, width, size)) - *start;
+}
+
 void layout_owned(const ParamSpec *s, int nodes, int local, int node, int local_rank,
                   int64_t *start, int64_t *count) {
-  int64_t rows = s->dim[0], width = s->ndim == 2 ? s->dim[1] : 1;
-  int64_t slice, slice_rows, piece;
-  cut(rows, local, local_rank, &slice, &slice_rows);
-  cut(slice_rows * width, nodes, node, &piece, count);
-  *start = slice * width + piece;
+  layout_piece(s, 1, nodes, local, node, local_rank, start, count);
 }
 
 static int64_t spec_numel(const ParamSpec *s) {
@@ -46,12 +65,6 @@ static void check_specs(const ParamSpec *s, int n) {
   }
 }
 
-static int64_t rank_owned(const ParamSpec *s, const Grid *g, int rank, int64_t *start) {
-  int64_t count;
-  layout_owned(s, g->nodes, g->local, rank / g->local, rank % g->local, start, &count);
-  return count;
-}
-
 /* The full buffer of a unit: offsets of its parameters. */
 static void place_full(Unit *u, const ParamSpec *s, ParamPlace *place) {
   int64_t at = 0;
@@ -65,89 +78,116 @@ static void place_full(Unit *u, const ParamSpec *s, ParamPlace *place) {
   u->full_numel = round_up(at, ALIGN_FLOATS);
 }
 
-/* Returns where the next unit's piece starts. */
+/* This rank's pieces. Returns where the next unit's start. */
 static int64_t place_shard(ZeroPP *z, Unit *u, int64_t at) {
   const Grid *g = z->grid;
   u->shard = at;
   for (int p = u->first; p < u->first + u->count; p++) {
     ParamPlace *w = &z->place[p];
-    w->count = rank_owned(&z->specs[p], g, g->rank, &w->start);
-    w->shard = g->world == 1 ? u->shard + w->full : at;
+    layout_piece(&z->specs[p], z->cut, g->nodes, g->local, g->node, g->local_rank, &w->start,
+                 &w->count);
+    w->shard = z->whole ? u->shard + w->full + w->start : at;
     at += w->count;
-    for (int r = 0; r < g->world; r++) {
-      int64_t start;
-      u->rank_count[r] += (size_t)rank_owned(&z->specs[p], g, r, &start);
-    }
+    u->owned += w->count;
   }
-  for (int r = 0; r < g->world; r++) u->rank_bytes[r] = u->rank_count[r] * sizeof(float);
-  u->owned = (int64_t)u->rank_count[g->rank];
-  return g->world == 1 ? u->shard + u->full_numel : at;
+  return z->whole ? u->shard + u->full_numel : at;
+}
+
+/* ---- messages ---- */
+
+/* Scales of all parameters, then their payloads; a multiple of 4, so that scales are aligned. */
+static size_t piece_bytes(const ZeroPP *z, const Unit *u, WireFormat f, int node, int local_rank) {
+  size_t bytes = 0;
+  for (int p = u->first; p < u->first + u->count; p++) {
+    WireSpan s = {z->specs[p].ndim == 2 ? z->specs[p].dim[1] : z->specs[p].dim[0], 0, 0};
+    layout_piece(&z->specs[p], z->cut, z->grid->nodes, z->grid->local, node, local_rank, &s.first,
+                 &s.count);
+    bytes += wire_scale_bytes(f, s) + wire_payload_bytes(f, s);
+  }
+  return f.kind == WIRE_F32 || f.kind == WIRE_BF16 ? bytes : (bytes + 3) / 4 * 4;
+}
+
+static void message_build(const ZeroPP *z, const Unit *u, Message *m, WireFormat f) {
+  int nodes = z->grid->nodes, local = z->grid->local;
+  m->format = f;
+  m->piece = mem_alloc((size_t)(nodes * local), sizeof *m->piece);
+  m->slice = mem_zalloc((size_t)local, sizeof *m->slice);
+  for (int j = 0; j < local; j++)
+    for (int n = 0; n < nodes; n++) {
+      size_t bytes = piece_bytes(z, u, f, n, j);
+      m->piece[j * nodes + n] = bytes;
+      m->slice[j] += bytes;
+      m->total += bytes;
+    }
+}
+
+size_t message_slice_at(const Message *m, int local_rank) {
+  size_t at = 0;
+  for (int j = 0; j < local_rank; j++) at += m->slice[j];
+  return at;
+}
+
+const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank) {
+  return m->piece + local_rank * z->grid->nodes;
+}
+
+static WireFormat format_of(const ZeroPPConfig *c, WireKind kind) {
+  return (WireFormat){kind == WIRE_F32 ? c->wire : kind, c->block, c->scale};
+}
+
+static void build_messages(const ZeroPP *z, Unit *u) {
+  const ZeroPPConfig *c = &z->cfg;
+  WireFormat weights = format_of(c, c->qwz), exact = {WIRE_F32, c->block, c->scale};
+  message_build(z, u, &u->message[MSG_WEIGHTS], weights);
+  message_build(z, u, &u->message[MSG_SECONDARY],
+                c->hpz == HPZ_QUANTIZED ? weights : format_of(c, WIRE_F32));
+  message_build(z, u, &u->message[MSG_GRADS], format_of(c, c->qgz));
+  message_build(z, u, &u->message[MSG_EXACT], exact);
+}
+
+/* ---- all of it ---- */
+
+static void place_units(ZeroPP *z) {
+  int64_t dense = 0;
+  for (int i = 0; i < z->n_units; i++) {
+    Unit *u = &z->units[i];
+    place_full(u, z->specs, z->place);
+    z->shard_numel = place_shard(z, u, z->shard_numel);
+    z->numel += u->dense_numel;
+    u->dense = dense;
+    dense += u->dense_numel;
+    u->slice = z->slice_numel;
+    for (int n = 0; n < z->grid->nodes; n++)
+      u->slice_numel += piece_numel(z, (Piece){u, n, z->grid->local_rank});
+    z->slice_numel += u->slice_numel;
+    build_messages(z, u);
+  }
 }
 
 void layout_build(ZeroPP *z) {
+  const ZeroPPConfig *c = &z->cfg;
   check_specs(z->specs, z->n_params);
+  bool one = z->grid->world == 1;
+  z->cut = c->qwz || c->qgz ? c->block : 1;
+  z->whole = one || c->stage == 0;
+  z->alias_full = z->whole && !c->qwz && c->wire == WIRE_F32;
+  z->alias_grad = one && !c->qgz && c->wire == WIRE_F32;
   z->n_units = z->n_params ? z->specs[z->n_params - 1].unit + 1 : 0;
   z->units = mem_zalloc((size_t)z->n_units, sizeof *z->units);
   z->place = mem_zalloc((size_t)z->n_params, sizeof *z->place);
-  size_t world = (size_t)z->grid->world;
   for (int p = 0; p < z->n_params; p++) {
     Unit *u = &z->units[z->specs[p].unit];
     if (u->count++ == 0) u->first = p;
   }
-  for (int i = 0; i < z->n_units; i++) {
-    Unit *u = &z->units[i];
-    u->rank_count = mem_zalloc(world, sizeof *u->rank_count);
-    u->rank_bytes = mem_zalloc(world, sizeof *u->rank_bytes);
-    place_full(u, z->specs, z->place);
-    z->shard_numel = place_shard(z, u, z->shard_numel);
-    z->numel += u->dense_numel;
-  }
+  place_units(z);
 }
 
 void layout_free(ZeroPP *z) {
-  for (int i = 0; i < z->n_units; i++) {
-    free(z->units[i].rank_count);
-    free(z->units[i].rank_bytes);
-  }
+  for (int i = 0; i < z->n_units; i++)
+    for (int k = 0; k < MSG_KINDS; k++) {
+      free(z->units[i].message[k].piece);
+      free(z->units[i].message[k].slice);
+    }
   free(z->units);
   free(z->place);
-}
-
-uint64_t layout_full_bytes(const ZeroPP *z) {
-  int64_t first = 0, second = 0;
-  if (z->grid->world == 1) return 0;
-  for (int i = 0; i < z->n_units; i++) {
-    int64_t n = z->units[i].full_numel;
-    if (n > first) {
-      second = first;
-      first = n;
-    } else if (n > second) {
-      second = n;
-    }
-  }
-  return (uint64_t)(first + second) * sizeof(float) * (z->trainable ? 2 : 1);
-}
-
-ZeroPPMemory zeropp_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params, int nodes,
-                           int local, bool ema) {
-  /* Rank 0 owns as much as any other: larger parts come first. */
-  Grid g = {.world = nodes * local, .nodes = nodes, .local = local};
-  ZeroPP z = {.grid = &g, .trainable = cfg->trainable, .n_params = n_params};
-  z.specs = mem_alloc((size_t)n_params, sizeof *specs);
-  memcpy(z.specs, specs, (size_t)n_params * sizeof *specs);
-  layout_build(&z);
-  uint64_t shard = (uint64_t)z.shard_numel * sizeof(float), travel = 0;
-  for (int i = 0; i < z.n_units && g.world > 1; i++) {
-    uint64_t dense = (uint64_t)z.units[i].dense_numel * sizeof(float);
-    uint64_t owned = (uint64_t)z.units[i].owned * sizeof(float);
-    uint64_t reduce = cfg->trainable ? owned * (uint64_t)(g.world + 1) : 0;
-    if (dense + reduce > travel) travel = dense + reduce;
-  }
-  ZeroPPMemory m = {.master = shard, .ema = ema ? shard : 0};
-  m.moments = cfg->trainable ? 2 * shard : 0;
-  m.gradients = cfg->trainable ? shard : 0;
-  m.full_units = layout_full_bytes(&z) + travel;
-  layout_free(&z);
-  free(z.specs);
-  return m;
 }

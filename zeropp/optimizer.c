@@ -25,37 +25,46 @@ static Tensor part(const ZeroPP *z, StateKind kind, int64_t at, int64_t n) {
   return tensor_1d(z->shard[kind] + at, DT_F32, n);
 }
 
+/* Where the elements lie that this rank updates: its own, or all where the model is whole. */
+static int64_t updated(const ZeroPP *z, int p, int64_t *count) {
+  const ParamPlace *w = &z->place[p];
+  *count = z->whole ? w->numel : w->count;
+  return z->whole ? w->shard - w->start : w->shard;
+}
+
 /* One call for each run of neighbours with the same weight decay. */
 static void update(ZeroPP *z, AdamW adam) {
   for (int p = 0, next; p < z->n_params; p = next) {
-    const ParamPlace *w = &z->place[p];
-    int64_t end = w->shard + w->count;
+    int64_t n, more, at = updated(z, p, &n);
     bool decay = z->specs[p].decay;
     for (next = p + 1; next < z->n_params; next++) {
-      if (z->specs[next].decay != decay || z->place[next].shard != end) break;
-      end += z->place[next].count;
+      if (z->specs[next].decay != decay || updated(z, next, &more) != at + n) break;
+      n += more;
     }
-    int64_t n = end - w->shard;
     AdamW a = adam;
     if (!decay) a.weight_decay = 0;
-    z->ops->adamw(z->device, a, part(z, STATE_MASTER, w->shard, n),
-                  part(z, STATE_GRAD, w->shard, n), part(z, STATE_MOMENT1, w->shard, n),
-                  part(z, STATE_MOMENT2, w->shard, n));
+    z->ops->adamw(z->device, a, part(z, STATE_MASTER, at, n), part(z, STATE_GRAD, at, n),
+                  part(z, STATE_MOMENT1, at, n), part(z, STATE_MOMENT2, at, n));
   }
 }
 
 StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm) {
-  require(z->trainable);
+  require(z->cfg.trainable);
   engine_require_closed(z, "step");
   engine_require_sharded(z, "step");
+  reduce_finish(z);
   StepResult result = {.grad_norm = grad_norm(z)};
   result.skipped = !isfinite(result.grad_norm);
-  if (result.skipped) return result;
+  if (result.skipped) { /* errors of a gradient that was thrown away correct nothing */
+    reduce_forget_errors(z);
+    return result;
+  }
   double clip = max_norm > 0 ? (double)max_norm / (result.grad_norm + 1e-6) : 1;
   p.grad_scale = clip < 1 ? (float)clip : 1;
   p.t = ++z->steps;
   update(z, p);
-  zeropp_weights_written(z);
+  if (z->cfg.error_reset > 0 && z->steps % z->cfg.error_reset == 0) reduce_forget_errors(z);
+  gather_new_version(z);
   return result;
 }
 
@@ -85,9 +94,12 @@ static bool same_specs(const ZeroPP *a, const ZeroPP *b) {
   return true;
 }
 
-void zeropp_copy_weights(ZeroPP *to, const ZeroPP *from) {
+void zeropp_copy_weights(ZeroPP *to, ZeroPP *from) {
   require(same_specs(to, from));
   require(to->grid->nodes == from->grid->nodes && to->grid->local == from->grid->local);
+  require(to->cut == from->cut && to->whole == from->whole);
+  gather_restore_master(to);
+  gather_restore_master(from);
   memcpy(to->shard[STATE_MASTER], from->shard[STATE_MASTER],
          (size_t)to->shard_numel * sizeof(float));
   zeropp_weights_written(to);

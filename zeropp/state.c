@@ -17,6 +17,8 @@ enum { STATE_FORMAT = 1 };
 
 float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_t *count) {
   require(kind >= 0 && kind < STATE_KINDS && param >= 0 && param < z->n_params);
+  if (kind == STATE_MASTER) gather_restore_master(z);
+  if (kind == STATE_GRAD && z->shard[kind]) reduce_finish(z);
   if (!z->shard[kind])
     die("%s of %s: this model keeps none", kind_name[kind], z->specs[param].name);
   const ParamPlace *w = &z->place[param];
@@ -29,7 +31,8 @@ uint64_t zeropp_version(const ZeroPP *z) { return z->version; }
 
 void zeropp_weights_written(ZeroPP *z) {
   engine_require_sharded(z, "new weights");
-  z->version++;
+  if (z->cfg.stage == 0) gather_replicate(z, STATE_MASTER);
+  gather_new_version(z);
 }
 
 static void init_param(ZeroPP *z, int p, uint64_t seed) {
@@ -72,6 +75,7 @@ static void add_entries(const ZeroPP *z, StWriter *w) {
       stw_add(w, name, DT_F32, z->specs[p].ndim, z->specs[p].dim);
     }
   }
+  state_error_add(z, w);
 }
 
 static int write_pieces(ZeroPP *z, StWriter *w, Error *err) {
@@ -87,13 +91,14 @@ static int write_pieces(ZeroPP *z, StWriter *w, Error *err) {
       if (rc == 0 && count) rc = stw_write_f32(w, index, start, count, x, err);
     }
   }
-  return rc;
+  return rc ? rc : state_error_write(z, w, index + 1, err);
 }
 
 int zeropp_save_state(ZeroPP *z, const char *path, Error *err) {
   Comm *all = z->grid->all;
   bool root = z->grid->rank == 0;
   require(z->steps <= INT32_MAX);
+  gather_restore_master(z);
   StWriter *w = stw_begin(path);
   add_entries(z, w);
   int rc = comm_agree(all, root ? stw_create(w, err) : 0, err);
@@ -125,7 +130,7 @@ static int check_entry(const ZeroPP *z, const StFile *f, StateKind k, int p, Err
 static int check_file(const ZeroPP *z, const StFile *f, Error *err) {
   const StEntry *e = st_find(f, counters_name);
   int32_t counters[2];
-  int expected = 1;
+  int expected = 1 + state_error_entries(f);
   if (!e || e->numel != 2)
     return error_set(err, "%s: no tensor %s [2]: not a training state", st_path(f), counters_name);
   if (st_read_i32(f, e, 0, 2, counters, err)) return -1;
@@ -159,15 +164,23 @@ static int read_pieces(ZeroPP *z, const StFile *f, Error *err) {
   }
   if (st_read_i32(f, st_find(f, counters_name), 0, 2, counters, err)) return -1;
   z->steps = counters[1];
-  return 0;
+  return state_error_read(z, f, err);
+}
+
+/* Stage 0: everybody has what everybody read. The masters follow when they are declared written. */
+static void share_pieces(ZeroPP *z) {
+  for (StateKind k = 0; k < STATE_KINDS; k++)
+    if (is_saved(z, k) && k != STATE_MASTER) gather_replicate(z, k);
 }
 
 int zeropp_load_state(ZeroPP *z, const char *path, Error *err) {
   Comm *all = z->grid->all;
   engine_require_sharded(z, "load");
+  gather_restore_master(z);
   StFile *f = st_open(path, err);
   int rc = comm_agree(all, f ? check_file(z, f, err) : -1, err);
   if (rc == 0) rc = comm_agree(all, read_pieces(z, f, err), err);
+  if (rc == 0 && z->cfg.stage == 0) share_pieces(z);
   if (rc == 0) zeropp_weights_written(z);
   if (f) st_close(f);
   return rc;

@@ -1,9 +1,11 @@
-/* zeropp: sharded parameters. ZeRO-3 (Rajbhandari et al. 2020) on a nodes x local grid of ranks.
+/* zeropp: sharded parameters. ZeRO (Rajbhandari et al. 2020), stages 0 to 3, and ZeRO++ (Wang et
+ * al. 2023) on a nodes x local grid of ranks.
  *
  * Every parameter is cut first into `local` contiguous slices (of whole rows where it has rows),
  * then each slice into `nodes` contiguous pieces; rank (n, j) owns piece n of slice j: its fp32
  * master, its AdamW moments, its gradient sum. Parameters belong to units (embedding, each block,
- * head) that are gathered and reduced together.
+ * head) that are gathered and reduced together. Where something is quantized, pieces are cut
+ * between the blocks that share a scale.
  *
  *            zeropp_gather                      zeropp_open_grad
  *   SHARDED ---------------> FULL      (closed) ------------------> GRAD
@@ -13,11 +15,23 @@
  * The weights of a unit and its gradient are independent: a tied embedding's gradient is opened by
  * the head, stays open through the blocks, and is reduced after the embedding's backward.
  *
+ * A gather takes two hops: between nodes to whole slices, within a node to whole units, so that
+ * every byte enters a node once. hpZ keeps a rank's slice (the secondary), so that only the first
+ * gather after a write crosses nodes; frozen models then keep nothing else. qwZ quantizes what
+ * crosses nodes. A reduction takes the two hops the other way round; qgZ quantizes both.
+ *
+ * zeropp_prefetch starts a gather, which zeropp_gather then finishes; a reduction is started by
+ * zeropp_reduce and finished at the step. Both run behind compute where comm_queue_start was
+ * called.
+ *
  * A full copy is never older than its master: step, load and every other write of the weights die,
  * naming the unit, if one is still held by a gather, so the next gather brings the new weights.
  * Step, zero_grad and scale_grad die if a gradient is still open. Gathers nest (a count per unit;
- * only the first one communicates), opening an open gradient does nothing. With one rank a full
- * weight is the master itself and a full gradient the shard itself: no copies.
+ * only the first one communicates), opening an open gradient does nothing.
+ *
+ * Full weights are the masters as the wire rounds them, the same on every rank, in every stage and
+ * for every grid. Where the wire is float32 and one rank (or every one, stage 0) has all, a full
+ * weight is the master itself, and a full gradient of one rank the shard itself: no copies.
  *
  * Gradients are SUMS over ranks and micro-batches: losses are divided by global counts before, so
  * nothing is divided here.
@@ -47,10 +61,31 @@ typedef struct ParamSpec {
   float init_std;
 } ParamSpec;
 
+typedef enum HpzMode {
+  HPZ_OFF,
+  HPZ_ON,       /* the secondary is kept as `wire` says */
+  HPZ_QUANTIZED /* as qwz says: payload and scales */
+} HpzMode;
+
+/* All zero: stage 0, everything off. Contradictions (see the recipe's reference) are broken
+ * contracts here. */
 typedef struct ZeroPPConfig {
-  int stage;      /* 3 */
+  int stage;      /* 0 nothing sharded, 1 moments, 2 and gradients, 3 and weights */
   bool trainable; /* false: no moments, no gradients */
+  WireKind wire;  /* WIRE_F32 or WIRE_BF16: of what is not quantized */
+  WireKind qwz;   /* weights between nodes: WIRE_F32 (as wire says), WIRE_INT8, WIRE_FP8 */
+  HpzMode hpz;
+  WireKind qgz; /* gradients: WIRE_F32 (as wire says), WIRE_INT8, WIRE_INT4 */
+  int block;    /* elements to a scale; 0: 256 */
+  DType scale;  /* DT_F32, DT_BF16 */
+  bool error_feedback;
+  double error_decay;   /* see WireFeedback */
+  int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
+  bool accumulate_node; /* micro-batches are summed in a node, which crosses nodes once a step */
+  int prefetch;         /* units that are gathered ahead: for the plan, and for who prefetches */
 } ZeroPPConfig;
+/* What the recipe's section says. */
+ZeroPPConfig zeropp_config(const Recipe *r);
 
 typedef struct ZeroPP ZeroPP;
 
@@ -63,15 +98,21 @@ int zeropp_n_units(const ZeroPP *z);
 const ParamSpec *zeropp_spec(const ZeroPP *z, int param);
 int zeropp_find(const ZeroPP *z, const char *name); /* -1 when absent */
 int64_t zeropp_numel(const ZeroPP *z);              /* all parameters, all ranks */
+int zeropp_prefetch_depth(const ZeroPP *z);         /* of the config */
 Grid *zeropp_grid(const ZeroPP *z);
 Device *zeropp_device(const ZeroPP *z);
 
 /* Layout (pure arithmetic, zeropp/layout.c): the flat range [*start, *start + *count) of a
- * parameter that rank (node, local_rank) owns. Any sizes; empty ranges are normal. */
+ * parameter that rank (node, local_rank) owns when nothing is quantized. Any sizes; empty ranges
+ * are normal. */
 void layout_owned(const ParamSpec *s, int nodes, int local, int node, int local_rank,
                   int64_t *start, int64_t *count);
 
 /* ---- weights ---- */
+/* Starts the gather of a unit that is not FULL and not started yet; zeropp_gather finishes it. A
+ * write of the weights in between forgets it. Messages are alive from start to gather: the plan
+ * counts with `prefetch` of them. */
+void zeropp_prefetch(ZeroPP *z, int unit);
 void zeropp_gather(ZeroPP *z, int unit);
 void zeropp_release(ZeroPP *z, int unit);
 /* Holds every unit FULL (the rollout's replica, small models) until the matching release. */
@@ -83,13 +124,14 @@ Tensor zeropp_weight(const ZeroPP *z,
 Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n);
 
 /* ---- gradients (trainable only) ---- */
-/* Full fp32 gradient to add to. With several ranks it starts at zero when it was not open; with one
- * it is the shard, which may already hold the sum of earlier micro-batches. */
+/* Full fp32 gradient to add to. It starts at zero when it was not open, or (one rank, stages 0 and
+ * 1) holds the sum of earlier micro-batches. */
 void zeropp_open_grad(ZeroPP *z, int unit);
 Tensor zeropp_grad(const ZeroPP *z, int param); /* dies unless open */
 Tensor zeropp_grad_joined(const ZeroPP *z, int param, int n);
-void zeropp_reduce(ZeroPP *z,
-                   int unit); /* sum over ranks, added to the owners' shards; closes the gradient */
+/* Closes the gradient and starts its sum over ranks, which is in the owners' shards by the step (or
+ * when a gradient shard is asked for). */
+void zeropp_reduce(ZeroPP *z, int unit);
 void zeropp_zero_grad(ZeroPP *z); /* shards to zero, before the first micro-batch of a step */
 void zeropp_scale_grad(ZeroPP *z, float alpha);
 
@@ -116,8 +158,8 @@ AdamW optimizer_adamw(const OptimizerConfig *o,
 void zeropp_ema_enable(ZeroPP *z); /* starts as a copy of the masters */
 void zeropp_ema_update(ZeroPP *z, float decay);
 bool zeropp_has_ema(const ZeroPP *z);
-void zeropp_copy_weights(ZeroPP *to,
-                         const ZeroPP *from); /* same specs and grid; to's weights become from's */
+/* Same specs, grid and stage; to's weights become from's. */
+void zeropp_copy_weights(ZeroPP *to, ZeroPP *from);
 
 /* ---- state: this rank's part of each parameter (load, save, tests) ---- */
 typedef enum StateKind {
@@ -128,26 +170,32 @@ typedef enum StateKind {
   STATE_EMA,
   STATE_KINDS
 } StateKind;
-/* Host-readable on the CPU back end. NULL with *count = 0 where this rank owns nothing of it. */
+/* Host-readable on the CPU back end. NULL with *count = 0 where this rank owns nothing of it. The
+ * first look at gradients after a zeropp_reduce finishes the reductions: a collective. Masters of a
+ * frozen model under hpZ are what its secondary holds. */
 float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_t *count);
 /* After masters were written through zeropp_shard (a load): ends stale full copies, bumps the
- * version. */
+ * version. Collective: stage 0 brings all pieces to all ranks, frozen models under hpZ the slices
+ * to their secondaries, and give the masters back. */
 void zeropp_weights_written(ZeroPP *z);
 /* N(0, init_std) keyed by (seed, name, element): the same for any number of ranks. */
 void zeropp_init_random(ZeroPP *z, uint64_t seed);
 
 /* Training state in one file (safetensors, full tensors "master/NAME", "moment1/NAME", ..., so that
- * another number of ranks can read it): every rank writes its own pieces. Collective; agrees on
- * errors. A save that fails leaves no file. A load checks names, shapes and types before it changes
- * anything; should the disk fail in the middle, the state is partly read and the model of no use.
+ * another number of ranks can read it): every rank writes its own pieces. Error feedback is each
+ * rank's own ("error/RANK.1", "error/RANK.2"): the same grid goes on bit for bit, another one, or a
+ * run that had none, starts with errors of zero. Collective; agrees on errors. A save that fails
+ * leaves no file. A load checks names, shapes and types before it changes anything; should the disk
+ * fail in the middle, the state is partly read and the model of no use.
  */
 int zeropp_save_state(ZeroPP *z, const char *path, Error *err);
 int zeropp_load_state(ZeroPP *z, const char *path, Error *err);
 
-/* Bytes this rank needs for a model of these specs: shards, moments, gradients, and the largest
- * unit's full weights and gradients. For the memory plan; allocates nothing. */
+/* Bytes this rank needs for a model of these specs: shards, moments, gradients (and node sums),
+ * secondary, error feedback, and full weights, gradients and messages as they come and go
+ * (full_units). For the memory plan; allocates nothing. */
 typedef struct ZeroPPMemory {
-  uint64_t master, moments, gradients, full_units, ema;
+  uint64_t master, moments, gradients, full_units, ema, secondary, errors;
 } ZeroPPMemory;
 ZeroPPMemory zeropp_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params, int nodes,
                            int local, bool ema);

@@ -1,0 +1,33 @@
+/* config: the recipe's section as the engine takes it. */
+#include <string.h>
+
+#include "zeropp/internal.h"
+
+static WireKind wire_kind(const char *word) {
+  static const struct {
+    const char *word;
+    WireKind kind;
+  } known[] = {{"off", WIRE_F32},   {"float32", WIRE_F32}, {"bfloat16", WIRE_BF16},
+               {"int8", WIRE_INT8}, {"int4", WIRE_INT4},   {"fp8", WIRE_FP8}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (strcmp(word, known[i].word) == 0) return known[i].kind;
+  die("wire format %s", word);
+}
+
+ZeroPPConfig zeropp_config(const Recipe *r) {
+  HpzMode hpz = HPZ_OFF;
+  if (strcmp(r->zeropp.hpz, "on") == 0) hpz = HPZ_ON;
+  if (strcmp(r->zeropp.hpz, "quantized") == 0) hpz = HPZ_QUANTIZED;
+  return (ZeroPPConfig){.stage = (int)r->zeropp.stage,
+                        .wire = wire_kind(r->zeropp.wire),
+                        .qwz = wire_kind(r->zeropp.qwz),
+                        .hpz = hpz,
+                        .qgz = wire_kind(r->zeropp.qgz),
+                        .block = (int)r->zeropp.block,
+                        .scale = strcmp(r->zeropp.scale, "bfloat16") == 0 ? DT_BF16 : DT_F32,
+                        .error_feedback = r->zeropp.error_feedback,
+                        .error_decay = r->zeropp.error_decay,
+                        .error_reset = r->zeropp.error_reset,
+                        .accumulate_node = strcmp(r->zeropp.accumulate, "node") == 0,
+                        .prefetch = (int)r->zeropp.prefetch};
+}

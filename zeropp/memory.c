@@ -1,0 +1,96 @@
+/* memory: bytes that a rank needs, from the layout alone. What the plan says is the pool's limit.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "zeropp/internal.h"
+
+size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u) {
+  return (u->message[MSG_SECONDARY].slice[z->grid->local_rank] + 63) / 64 * 64;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* Full buffers of one kind that training holds at the same time: two units, since a tied
+ * embedding's stays while the blocks' come and go; or all. */
+static uint64_t full_bytes(const ZeroPP *z, bool all) {
+  uint64_t first = 0, second = 0, sum = 0;
+  for (int i = 0; i < z->n_units; i++) {
+    uint64_t n = unit_full_bytes(&z->units[i]);
+    sum += n;
+    second = max_u64(second, n < first ? n : first);
+    first = max_u64(first, n);
+  }
+  return all ? sum : first + second;
+}
+
+/* One gather: all slices, and one slice on its way into the secondary. */
+static uint64_t gather_bytes(const ZeroPP *z) {
+  uint64_t most = 0;
+  for (int i = 0; i < z->n_units; i++) {
+    const Message *m = z->units[i].message;
+    uint64_t n = m[z->cfg.hpz ? MSG_SECONDARY : MSG_WEIGHTS].total;
+    if (z->cfg.hpz) n += m[MSG_WEIGHTS].slice[z->grid->local_rank];
+    if (z->cfg.stage == 0) n = m[MSG_EXACT].total; /* a load spreads the state in full precision */
+    most = max_u64(most, n);
+  }
+  return most;
+}
+
+/* One reduction: what is sent, and what arrives at either hop. */
+static uint64_t reduce_bytes(const ZeroPP *z) {
+  const Grid *g = z->grid;
+  uint64_t most = 0;
+  for (int i = 0; i < z->n_units; i++) {
+    const Message *m = &z->units[i].message[MSG_GRADS];
+    uint64_t slice = m->slice[g->local_rank] * (uint64_t)g->local;
+    uint64_t piece = message_pieces(z, m, g->local_rank)[g->node] * (uint64_t)g->nodes;
+    most = max_u64(most, m->total + max_u64(slice, piece));
+  }
+  return most;
+}
+
+uint64_t memory_working_bytes(const ZeroPP *z) {
+  const ZeroPPConfig *c = &z->cfg;
+  uint64_t bytes = 0, travel = 0;
+  if (!z->alias_full) bytes += full_bytes(z, c->stage < 3);
+  if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + c->prefetch);
+  if (z->grid->world == 1 && z->alias_full) travel = 0;
+  if (c->trainable && !z->alias_grad) {
+    if (c->stage > 0) bytes += full_bytes(z, c->stage < 2);
+    travel += 2 * reduce_bytes(z); /* IN_FLIGHT of reduce.c */
+  }
+  return bytes + travel;
+}
+
+static ZeroPPMemory memory_of(const ZeroPP *z, bool ema) {
+  const ZeroPPConfig *c = &z->cfg;
+  uint64_t shard = (uint64_t)z->shard_numel * sizeof(float);
+  ZeroPPMemory m = {.master = shard, .ema = ema ? shard : 0};
+  if (c->trainable) {
+    m.moments = 2 * shard;
+    m.gradients = shard;
+    if (c->accumulate_node && !z->alias_grad)
+      m.gradients += (uint64_t)z->slice_numel * sizeof(float);
+    if (c->error_feedback) m.errors = 2 * (uint64_t)(z->numel + z->slice_numel);
+  }
+  for (int i = 0; i < z->n_units && c->hpz && !z->alias_full; i++)
+    m.secondary += memory_secondary_bytes(z, &z->units[i]);
+  if (m.secondary && !c->trainable) m.master = 0;
+  m.full_units = memory_working_bytes(z);
+  return m;
+}
+
+ZeroPPMemory zeropp_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params, int nodes,
+                           int local, bool ema) {
+  /* Rank 0 owns as much as any other: larger parts come first. */
+  Grid g = {.world = nodes * local, .nodes = nodes, .local = local};
+  ZeroPP z = {.grid = &g, .cfg = engine_config(cfg), .n_params = n_params};
+  z.specs = mem_alloc((size_t)n_params, sizeof *specs);
+  memcpy(z.specs, specs, (size_t)n_params * sizeof *specs);
+  layout_build(&z);
+  ZeroPPMemory m = memory_of(&z, ema);
+  layout_free(&z);
+  free(z.specs);
+  return m;
+}
