@@ -52,6 +52,10 @@ double cpu_sum_squares(Device *d, Tensor x);
 void cpu_axpy(Device *d, float alpha, Tensor x, Tensor y);
 void cpu_scale(Device *d, float alpha, Tensor x);
 void cpu_lerp(Device *d, float w, Tensor x, Tensor y);
+void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to);
+void cpu_dequantize(Device *d, WireFormat f, WireSpan s, WireData from, bool add, Tensor y);
+void cpu_requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
+                    WireFeedback e, WireData to);
 
 /* Below this many elements a parallel region costs more than it saves (about 2 us to open one). */
 enum { PARALLEL_MIN = 16384 };

@@ -39,6 +39,9 @@ static const Ops cpu_ops = {
     .axpy = cpu_axpy,
     .scale = cpu_scale,
     .lerp = cpu_lerp,
+    .quantize = cpu_quantize,
+    .dequantize = cpu_dequantize,
+    .requantize = cpu_requantize,
 };
 
 /* ---- memory: the size lies in front of each block ---- */
