@@ -179,7 +179,7 @@ void report_stage(Report *r, const char *stage, int64_t done, int64_t total) {
 void report_break(Report *r) { progress_end(&r->progress); }
 
 typedef struct StepSums {
-  double seconds, comm_seconds, flops;
+  double seconds, comm_seconds, hidden_seconds, flops;
   int64_t generated, trained;
   size_t peak_bytes;
 } StepSums;
@@ -189,6 +189,7 @@ static StepSums sum_step(const PhaseTotals p[PH_COUNT]) {
   for (Phase i = 0; i < PH_COUNT; i++) {
     s.seconds += p[i].seconds;
     s.comm_seconds += p[i].comm_seconds;
+    s.hidden_seconds += p[i].hidden_seconds;
     s.flops += p[i].flops;
     if (p[i].peak_bytes > s.peak_bytes) s.peak_bytes = p[i].peak_bytes;
   }
@@ -210,6 +211,8 @@ static void put_costs(Report *r, const PhaseTotals p[PH_COUNT], const StepSums *
   json_put_f64(out, s->seconds);
   fputs("},\"comm_seconds\":", out);
   json_put_f64(out, s->comm_seconds);
+  fputs(",\"comm_hidden_seconds\":", out);
+  json_put_f64(out, s->hidden_seconds);
   fputs(",\"tokens_per_second\":", out);
   json_put_f64(out, (double)(s->generated + s->trained) / s->seconds);
   fputs(",\"model_flops\":", out);

@@ -15,6 +15,7 @@ static void add_traffic(Traffic *sum, const Traffic *now, const Traffic *before)
     sum->of[k].intra_bytes += now->of[k].intra_bytes - before->of[k].intra_bytes;
     sum->of[k].inter_bytes += now->of[k].inter_bytes - before->of[k].inter_bytes;
     sum->of[k].seconds += now->of[k].seconds - before->of[k].seconds;
+    sum->of[k].hidden_seconds += now->of[k].hidden_seconds - before->of[k].hidden_seconds;
   }
 }
 
@@ -38,8 +39,10 @@ static void mark(PhaseClock *c) {
   p->seconds += seconds - c->mark_seconds;
   p->flops += flops - c->mark_flops;
   add_traffic(&p->traffic, &traffic, &c->mark_traffic);
-  for (CollKind k = 0; k < COLL_KINDS; k++)
+  for (CollKind k = 0; k < COLL_KINDS; k++) {
     p->comm_seconds += traffic.of[k].seconds - c->mark_traffic.of[k].seconds;
+    p->hidden_seconds += traffic.of[k].hidden_seconds - c->mark_traffic.of[k].hidden_seconds;
+  }
   size_t peak = take_peak(c);
   if (peak > p->peak_bytes) p->peak_bytes = peak;
   c->mark_seconds = seconds;
@@ -88,18 +91,20 @@ void phase_clock_unwatch(PhaseClock *c, const Model *m) {
 
 /* ---- putting the ranks together ---- */
 
-enum { PER_COLL = 4, PER_PHASE = 3 + PER_COLL * COLL_KINDS };
+enum { PER_COLL = 5, PER_PHASE = 4 + PER_COLL * COLL_KINDS };
 
 static void pack_phase(const PhaseTotals *p, double *x) {
   *x++ = p->seconds;
   *x++ = p->flops;
   *x++ = p->comm_seconds;
+  *x++ = p->hidden_seconds;
   for (CollKind k = 0; k < COLL_KINDS; k++) {
     const TrafficCount *n = &p->traffic.of[k];
     *x++ = (double)n->calls;
     *x++ = (double)n->intra_bytes;
     *x++ = (double)n->inter_bytes;
     *x++ = n->seconds;
+    *x++ = n->hidden_seconds;
   }
 }
 
@@ -107,12 +112,14 @@ static void unpack_phase(const double *x, int world, PhaseTotals *p) {
   p->seconds = *x++ / world;
   p->flops = *x++;
   p->comm_seconds = *x++ / world;
+  p->hidden_seconds = *x++ / world;
   for (CollKind k = 0; k < COLL_KINDS; k++) {
     TrafficCount *n = &p->traffic.of[k];
     n->calls = (uint64_t)(*x++ / world + 0.5);
     n->intra_bytes = (uint64_t)*x++;
     n->inter_bytes = (uint64_t)*x++;
     n->seconds = *x++ / world;
+    n->hidden_seconds = *x++ / world;
   }
 }
 
@@ -121,6 +128,7 @@ void phase_totals_add(PhaseTotals *sum, const PhaseTotals *p) {
   sum->seconds += p->seconds;
   sum->flops += p->flops;
   sum->comm_seconds += p->comm_seconds;
+  sum->hidden_seconds += p->hidden_seconds;
   sum->sequences += p->sequences;
   sum->prompt_tokens += p->prompt_tokens;
   sum->generated_tokens += p->generated_tokens;

@@ -2,7 +2,8 @@
  *
  * Tokens per second count generated tokens in the rollout and the evaluation, where prompts are
  * given, and all tokens where a forward or an update runs over whole sequences. Utilisation is
- * model FLOPs over seconds times the measured peak of all ranks. */
+ * model FLOPs over seconds times the measured peak of all ranks. "comm s" are the seconds that
+ * compute waited for communication, "hidden s" those that ran beside it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 static const double MIB = 1024.0 * 1024.0;
 
 typedef struct Sums {
-  double seconds, flops, comm_seconds;
+  double seconds, flops, comm_seconds, hidden_seconds;
   uint64_t intra, inter;
   size_t peak_bytes;
 } Sums;
@@ -35,6 +36,7 @@ static Sums sum_phases(const ReportTotals *t) {
     s.seconds += p->seconds;
     s.flops += p->flops;
     s.comm_seconds += p->comm_seconds;
+    s.hidden_seconds += p->hidden_seconds;
     s.intra += intra;
     s.inter += inter;
     if (p->peak_bytes > s.peak_bytes) s.peak_bytes = p->peak_bytes;
@@ -66,10 +68,10 @@ static void print_work(const ReportTotals *t, double flops, double seconds, FILE
     fprintf(out, " %6s", "-");
 }
 
-static void print_links(double comm_seconds, uint64_t intra, uint64_t inter, size_t peak,
+static void print_links(double exposed, double hidden, uint64_t intra, uint64_t inter, size_t peak,
                         FILE *out) {
-  fprintf(out, " %7.2f %9.2f %9.2f %9.1f\n", comm_seconds, (double)intra / MIB, (double)inter / MIB,
-          (double)peak / MIB);
+  fprintf(out, " %7.2f %8.2f %9.2f %9.2f %9.1f\n", exposed, hidden, (double)intra / MIB,
+          (double)inter / MIB, (double)peak / MIB);
 }
 
 static void print_phase(const ReportTotals *t, Phase i, double total_seconds, FILE *out) {
@@ -85,13 +87,13 @@ static void print_phase(const ReportTotals *t, Phase i, double total_seconds, FI
   print_count(out, 9, (int64_t)(rate + 0.5));
   print_count(out, 9, (int64_t)(rate / t->ranks + 0.5));
   print_work(t, p->flops, p->seconds, out);
-  print_links(p->comm_seconds, intra, inter, p->peak_bytes, out);
+  print_links(p->comm_seconds, p->hidden_seconds, intra, inter, p->peak_bytes, out);
 }
 
 static void print_traffic(const ReportTotals *t, FILE *out) {
   if (t->ranks == 1) return; /* a rank alone moves nothing */
-  fprintf(out, "\n%-16s %10s %12s %12s %9s\n", "collective", "calls", "intra MiB", "inter MiB",
-          "seconds");
+  fprintf(out, "\n%-16s %10s %12s %12s %9s %9s\n", "collective", "calls", "intra MiB", "inter MiB",
+          "comm s", "hidden s");
   for (CollKind k = 0; k < COLL_KINDS; k++) {
     TrafficCount sum = {0};
     for (Phase i = 0; i < PH_COUNT; i++) {
@@ -100,10 +102,12 @@ static void print_traffic(const ReportTotals *t, FILE *out) {
       sum.intra_bytes += c->intra_bytes;
       sum.inter_bytes += c->inter_bytes;
       sum.seconds += c->seconds;
+      sum.hidden_seconds += c->hidden_seconds;
     }
     if (sum.calls == 0) continue;
-    fprintf(out, "%-16s %10llu %12.2f %12.2f %9.2f\n", coll_name(k), (unsigned long long)sum.calls,
-            (double)sum.intra_bytes / MIB, (double)sum.inter_bytes / MIB, sum.seconds);
+    fprintf(out, "%-16s %10llu %12.2f %12.2f %9.2f %9.2f\n", coll_name(k),
+            (unsigned long long)sum.calls, (double)sum.intra_bytes / MIB,
+            (double)sum.inter_bytes / MIB, sum.seconds, sum.hidden_seconds);
   }
 }
 
@@ -113,15 +117,15 @@ void report_table(const ReportTotals *t, FILE *out) {
           t->ranks == 1 ? "" : "s", t->device);
   if (t->peak_flops > 0)
     fprintf(out, "measured peak %.1f GFLOP/s, all ranks together\n", t->peak_flops / 1e9);
-  fprintf(out, "\n%-16s %9s %6s %8s %10s %10s %9s %9s %10s %6s %7s %9s %9s %9s\n", "phase",
+  fprintf(out, "\n%-16s %9s %6s %8s %10s %10s %9s %9s %10s %6s %7s %8s %9s %9s %9s\n", "phase",
           "seconds", "share", "seqs", "prompt tok", "gen tok", "tok/s", "per rank", "GFLOP", "util",
-          "comm s", "intra MiB", "inter MiB", "peak MiB");
+          "comm s", "hidden s", "intra MiB", "inter MiB", "peak MiB");
   for (Phase i = 0; i < PH_COUNT; i++)
     if (t->phase[i].calls > 0) print_phase(t, i, s.seconds, out);
   fprintf(out, "%-16s %9.2f %5.1f%% %8s %10s %10s %9s %9s", "total", s.seconds, 100.0, "", "", "",
           "", "");
   print_work(t, s.flops, s.seconds, out);
-  print_links(s.comm_seconds, s.intra, s.inter, s.peak_bytes, out);
+  print_links(s.comm_seconds, s.hidden_seconds, s.intra, s.inter, s.peak_bytes, out);
   print_traffic(t, out);
 }
 

@@ -30,21 +30,22 @@ static json_t *traffic_json(const Traffic *t) {
   for (CollKind k = 0; k < COLL_KINDS; k++) {
     const TrafficCount *c = &t->of[k];
     if (c->calls == 0) continue;
-    json_object_set_new(obj, coll_name(k),
-                        json_pack("{s:I, s:I, s:I, s:f}", "calls", (json_int_t)c->calls,
-                                  "intra_bytes", (json_int_t)c->intra_bytes, "inter_bytes",
-                                  (json_int_t)c->inter_bytes, "seconds", c->seconds));
+    json_object_set_new(
+        obj, coll_name(k),
+        json_pack("{s:I, s:I, s:I, s:f, s:f}", "calls", (json_int_t)c->calls, "intra_bytes",
+                  (json_int_t)c->intra_bytes, "inter_bytes", (json_int_t)c->inter_bytes, "seconds",
+                  c->seconds, "hidden_seconds", c->hidden_seconds));
   }
   return obj;
 }
 
 static json_t *phase_json(const PhaseTotals *p) {
-  return json_pack("{s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:o}", "seconds", p->seconds, "calls",
-                   (json_int_t)p->calls, "sequences", (json_int_t)p->sequences, "prompt_tokens",
-                   (json_int_t)p->prompt_tokens, "generated_tokens",
+  return json_pack("{s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:o}", "seconds", p->seconds,
+                   "calls", (json_int_t)p->calls, "sequences", (json_int_t)p->sequences,
+                   "prompt_tokens", (json_int_t)p->prompt_tokens, "generated_tokens",
                    (json_int_t)p->generated_tokens, "model_flops", p->flops, "comm_seconds",
-                   p->comm_seconds, "peak_bytes", (json_int_t)p->peak_bytes, "traffic",
-                   traffic_json(&p->traffic));
+                   p->comm_seconds, "comm_hidden_seconds", p->hidden_seconds, "peak_bytes",
+                   (json_int_t)p->peak_bytes, "traffic", traffic_json(&p->traffic));
 }
 
 json_t *report_totals_json(const ReportTotals *t) {
@@ -65,7 +66,8 @@ static int coll_parse(const json_t *obj, const char *file, TrafficCount *out, Er
   if (count_parse(obj, "calls", file, &calls, err) ||
       count_parse(obj, "intra_bytes", file, &intra, err) ||
       count_parse(obj, "inter_bytes", file, &inter, err) ||
-      json_get_f64_or(obj, "seconds", file, 0, &out->seconds, err))
+      json_get_f64_or(obj, "seconds", file, 0, &out->seconds, err) ||
+      json_get_f64_or(obj, "hidden_seconds", file, 0, &out->hidden_seconds, err))
     return -1;
   out->calls = (uint64_t)calls;
   out->intra_bytes = (uint64_t)intra;
@@ -82,6 +84,7 @@ static int phase_parse(const json_t *obj, const char *file, PhaseTotals *out, Er
       count_parse(obj, "generated_tokens", file, &out->generated_tokens, err) ||
       json_get_f64_or(obj, "model_flops", file, 0, &out->flops, err) ||
       json_get_f64_or(obj, "comm_seconds", file, 0, &out->comm_seconds, err) ||
+      json_get_f64_or(obj, "comm_hidden_seconds", file, 0, &out->hidden_seconds, err) ||
       count_parse(obj, "peak_bytes", file, &peak, err))
     return -1;
   out->peak_bytes = (size_t)peak;

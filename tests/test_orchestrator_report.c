@@ -204,13 +204,17 @@ static ReportTotals sample_totals(void) {
   t.phase[PH_ROLLOUT] = (PhaseTotals){.seconds = 2,
                                       .flops = 1e9,
                                       .comm_seconds = 0.25,
+                                      .hidden_seconds = 0.75,
                                       .sequences = 8,
                                       .prompt_tokens = 1000,
                                       .generated_tokens = 50,
                                       .peak_bytes = 3 << 20,
                                       .calls = 7};
-  t.phase[PH_ROLLOUT].traffic.of[COLL_ALL_GATHER] =
-      (TrafficCount){.calls = 3, .intra_bytes = 2 << 20, .inter_bytes = 1 << 20, .seconds = 0.25};
+  t.phase[PH_ROLLOUT].traffic.of[COLL_ALL_GATHER] = (TrafficCount){.calls = 3,
+                                                                   .intra_bytes = 2 << 20,
+                                                                   .inter_bytes = 1 << 20,
+                                                                   .seconds = 0.25,
+                                                                   .hidden_seconds = 0.75};
   t.phase[PH_VALUES] = (PhaseTotals){
       .seconds = 6, .sequences = 8, .prompt_tokens = 1000, .generated_tokens = 50, .calls = 7};
   return t;
@@ -240,15 +244,20 @@ static void the_table_counts_what_it_says(void **state) {
   (void)state;
   ReportTotals t = sample_totals();
   char *text = print_table(&t), *f[16] = {NULL};
-  assert_int_equal(row_fields(text, "\nrollout", f), 13);
+  assert_int_equal(row_fields(text, "\nrollout", f), 14);
   /* seconds, share, sequences, prompt, generated, 50 / 2 s, per rank, GFLOP, utilisation */
-  const char *rollout[] = {"2.00", "25.0%", "8",    "1000", "50",   "25", "13",
-                           "1.00", "50.0%", "0.25", "2.00", "1.00", "3.0"};
-  for (int i = 0; i < 13; i++) assert_string_equal(f[i], rollout[i]);
+  const char *rollout[] = {"2.00", "25.0%", "8",    "1000", "50",   "25",   "13",
+                           "1.00", "50.0%", "0.25", "0.75", "2.00", "1.00", "3.0"};
+  for (int i = 0; i < 14; i++) assert_string_equal(f[i], rollout[i]);
   free(text);
   text = print_table(&t);
-  assert_int_equal(row_fields(text, "\nvalues", f), 13);
+  assert_int_equal(row_fields(text, "\nvalues", f), 14);
   assert_string_equal(f[5], "175"); /* all 1050 tokens in 6 s: a forward runs over prompts too */
+  free(text);
+  text = print_table(&t);
+  assert_int_equal(row_fields(text, "\nall-gather", f), 5);
+  const char *gathers[] = {"3", "2.00", "1.00", "0.25", "0.75"};
+  for (int i = 0; i < 5; i++) assert_string_equal(f[i], gathers[i]);
   free(text);
   text = print_table(&t);
   row_fields(text, "\ntotal", f);
