@@ -114,15 +114,26 @@ int parse_expect(Parser *p, TokenKind kind, const char *text);
 const char *parse_name(Parser *p); /* NULL: error */
 int parse_deeper(Parser *p);       /* depth + 1, or an error */
 void list_push(Slab *s, ExprList *l, Expr *e);
+void arg_push(Parser *p, ArgList *l, Arg arg);
+Expr *expr_new(Parser *p, ExprKind kind, Expr *a, Expr *b);
+/* Knows how high the tree is, so that walking it cannot use up the stack. NULL: too high. */
+Expr *expr_done(Parser *p, Expr *e);
 
-/* jinja_expressions.c; NULL: error */
+/* jinja_operands.c; NULL: error */
+Expr *parse_word(Parser *p); /* a name, or a constant that is spelled as one */
+Expr *parse_primary(Parser *p);
+Expr *parse_postfix(Parser *p, Expr *e);           /* attributes, items and calls on e */
+Expr *parse_filters_and_tests(Parser *p, Expr *e); /* on e */
+Expr *parse_attribute(Parser *p, Expr *a);         /* behind "." */
+/* | name(args) | name ...: filters on `subject`; first: the first | was left out. */
+Expr *parse_filters(Parser *p, Expr *subject, bool first);
+
+/* jinja_expressions.c */
 Expr *parse_expression(Parser *p, bool with_if);
 /* Expressions with commas between them are a tuple. end: a name that ends it, or NULL. */
 Expr *parse_tuple(Parser *p, bool with_if, const char *end);
 /* What can be assigned to: names, attributes of names where spaces, and tuples of them. */
 Expr *parse_target(Parser *p, bool spaces, const char *end);
-/* | name(args) | name ...: filters on `subject`; first: the first | was left out. */
-Expr *parse_filters(Parser *p, Expr *subject, bool first);
 
 /* jinja_statements.c */
 int parse_template(Parser *p, Stmt **out);

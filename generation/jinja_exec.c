@@ -78,21 +78,23 @@ static List *loop_items(Render *r, Scope *s, const Stmt *st) {
   return kept;
 }
 
+/* The else runs unless some round came to the end of the body: in Jinja break and continue do not
+ * count as that. */
 static Flow exec_for(Render *r, Scope *s, const Stmt *st) {
   List *l = loop_items(r, s, st);
   Flow flow = FLOW_ON;
+  bool finished = false;
   if (!l) return FLOW_FAIL;
-  if (l->n == 0) return exec(r, scope_new(r, s), st->otherwise);
-  r->loop_depth++;
   for (int i = 0; i < l->n && flow != FLOW_BREAK && flow != FLOW_FAIL; i++) {
     Scope *own = scope_new(r, s);
     Loop *loop = slab_take(&r->slab, sizeof *loop);
-    *loop = (Loop){.index0 = i, .length = l->n, .depth = r->loop_depth, .list = l};
+    *loop = (Loop){.index0 = i, .length = l->n, .list = l};
     scope_set(r, own, "loop", (Value){.kind = V_LOOP, .loop = loop});
     flow = assign(r, own, st->target, &l->v[i]) ? FLOW_FAIL : exec(r, own, st->body);
+    finished |= flow == FLOW_ON;
   }
-  r->loop_depth--;
-  return flow == FLOW_FAIL ? FLOW_FAIL : FLOW_ON;
+  if (flow == FLOW_FAIL) return FLOW_FAIL;
+  return finished ? FLOW_ON : exec(r, scope_new(r, s), st->otherwise);
 }
 
 /* ---- the rest ---- */

@@ -230,6 +230,12 @@ static int need_name(Render *r, const BuiltinCall *c, int i, const char **name) 
   return 0;
 }
 
+/* The items of the subject; none of one that is false. */
+static int walk_if_true(Render *r, const Value *v, List **l) {
+  Value nothing = value_undefined("nothing");
+  return value_walk(r, value_truth(v) ? v : &nothing, l);
+}
+
 static CallArgs args_from(const CallArgs *a, int first) {
   return (CallArgs){a->v + first, a->n - first, a->named, a->n_named};
 }
@@ -243,7 +249,7 @@ static int filter_select(Render *r, const BuiltinCall *c, Value *out) {
   List *l;
   if (c->args->n < first) return render_fail(r, "%s: no attribute is named", c->row->name);
   if (c->args->n > first && need_name(r, c, first, &test)) return -1;
-  if (value_walk(r, &c->v[0], &l)) return -1;
+  if (walk_if_true(r, &c->v[0], &l)) return -1;
   List *kept = list_new(r, LIST_LAZY, l->n);
   if (!kept) return -1;
   CallArgs rest = args_from(c->args, test ? first + 1 : first);
@@ -279,7 +285,7 @@ static int filter_map(Render *r, const BuiltinCall *c, Value *out) {
   const char *name = NULL;
   List *l;
   if (c->args->n > 0 && need_name(r, c, 0, &name)) return -1;
-  if (value_walk(r, &c->v[0], &l)) return -1;
+  if (walk_if_true(r, &c->v[0], &l)) return -1;
   List *made = list_new(r, LIST_LAZY, l->n);
   if (!made || (!name && map_attribute(r, c, l, made))) return -1;
   CallArgs rest = args_from(c->args, c->args->n > 0);

@@ -6,7 +6,6 @@
  *   unless the tag says "+". */
 #include "generation/jinja_lexer.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_BRACKETS = 256 };
@@ -135,122 +134,25 @@ static int lex_raw(Lexer *x, size_t n, char sign) {
 
 /* ---- inside of tags ---- */
 
-static int hex_digit(char c) {
-  if (is_digit(c)) return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-static size_t put_utf8(char *out, uint32_t c) {
-  size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-  static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
-  for (size_t i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
-  out[0] = (char)(lead[n] | c);
-  return n;
-}
-
-/* \xHH, \uHHHH, \UHHHHHHHH and \ooo. Bytes of s taken behind the backslash; 0: broken. */
-static size_t number_escape(const char *s, size_t len, char *out, size_t *n) {
-  bool octal = s[0] >= '0' && s[0] <= '7';
-  size_t digits = octal ? 3 : s[0] == 'x' ? 2 : s[0] == 'u' ? 4 : 8, at = octal ? 0 : 1, end = at;
-  uint32_t c = 0;
-  for (; end < len && end - at < digits; end++) {
-    int digit = octal && (s[end] < '0' || s[end] > '7') ? -1 : hex_digit(s[end]);
-    if (digit < 0) break;
-    c = c << (octal ? 3 : 4) | (uint32_t)digit;
-  }
-  if ((!octal && end - at < digits) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0;
-  *n += put_utf8(out + *n, c);
-  return end;
-}
-
-/* Resolves escapes of s[0..len); the result is never longer than 2 bytes for each byte. */
-static int unescape(Lexer *x, const char *s, size_t len, Str *out) {
-  static const char letters[] = "\\'\"abfnrtv", meant[] = "\\'\"\a\b\f\n\r\t\v";
-  char *text = slab_take(x->slab, 2 * len + 1);
-  size_t n = 0;
-  for (size_t i = 0; i < len; i++) {
-    if (s[i] != '\\') {
-      text[n++] = s[i];
-      continue;
-    }
-    char c = s[++i];
-    const char *letter = c ? strchr(letters, c) : NULL;
-    if (c == '\n') continue;
-    if (letter) {
-      text[n++] = meant[letter - letters];
-    } else if (c == 'x' || c == 'u' || c == 'U' || (c >= '0' && c <= '7')) {
-      size_t taken = number_escape(s + i, len - i, text, &n);
-      if (!taken) return lex_fail(x, "a string has a broken \\ escape");
-      i += taken - 1;
-    } else if (c == 'N' || (unsigned char)c >= 0x80) {
-      return lex_fail(x, "a string has a \\ escape that is not supported");
-    } else {
-      text[n++] = '\\';
-      text[n++] = c;
-    }
-  }
-  *out = (Str){.text = text, .len = n};
-  return 0;
-}
-
 static int lex_str(Lexer *x) {
   size_t from = x->at + 1, end = from;
   while (end < x->len && x->text[end] != x->text[x->at]) end += x->text[end] == '\\' ? 2 : 1;
   if (end >= x->len) return lex_fail(x, "a string is not closed");
   Token *t = push(x, T_STR, from, end - from);
-  if (unescape(x, x->text + from, end - from, &t->text)) return -1;
+  const char *wrong = literal_str(x->slab, x->text + from, end - from, &t->text);
+  if (wrong) return lex_fail(x, wrong);
   advance(x, end + 1 - x->at);
   return 0;
 }
 
-/* 12, 1_000, 0x1f, 0o17, 0b11 */
-static int whole_number(Lexer *x, const char *digits, size_t n, Value *out) {
-  static const char letters[] = "xobXOB";
-  static const int bases[] = {16, 8, 2, 16, 8, 2};
-  const char *letter = n > 1 && digits[0] == '0' ? strchr(letters, digits[1]) : NULL;
-  int64_t base = letter ? bases[letter - letters] : 10, sum = 0;
-  for (size_t i = letter ? 2 : 0; i < n; i++) {
-    int digit = hex_digit(digits[i]);
-    if (digit < 0 || digit >= base || (base == 10 && i && digits[0] == '0' && digit))
-      return lex_fail(x, "a number is broken");
-    if (__builtin_mul_overflow(sum, base, &sum) || __builtin_add_overflow(sum, digit, &sum))
-      return lex_fail(x, "a number has more than 64 bits");
-  }
-  *out = value_of_int(sum);
-  return n > 0 && (!letter || n > 2) ? 0 : lex_fail(x, "a number is broken");
-}
-
-static size_t digit_run(const Lexer *x, size_t at) {
-  size_t n = 0;
-  while (at + n < x->len && (is_digit(x->text[at + n]) || (n && x->text[at + n] == '_'))) n++;
-  return n;
-}
-
-/* Bytes of ".5" and "e-3" behind the digits before `at`; 0: it is a whole number. */
-static size_t fraction(const Lexer *x, size_t at) {
-  size_t n = 0, digits, sign;
-  if (looking_at(x, at, ".") && (digits = digit_run(x, at + 1))) n = 1 + digits;
-  if (!looking_at(x, at + n, "e") && !looking_at(x, at + n, "E")) return n;
-  sign = sign_at(x, at + n + 1) != 0;
-  digits = digit_run(x, at + n + 1 + sign);
-  return digits ? n + 1 + sign + digits : n;
-}
-
 static int lex_number(Lexer *x) {
   bool index = x->at > 0 && x->text[x->at - 1] == '.'; /* a.0.1 has no fraction */
-  size_t n = digit_run(x, x->at), more = index ? 0 : fraction(x, x->at + n), kept = 0;
-  if (!more)
-    while (x->at + n < x->len && is_name(x->text[x->at + n])) n++;
-  Token *t = push(x, T_NUMBER, x->at, n + more);
-  char digits[64];
-  for (size_t i = 0; i < n + more && kept < sizeof digits - 1; i++)
-    if (x->text[x->at + i] != '_') digits[kept++] = x->text[x->at + i];
-  digits[kept] = 0;
-  if (n + more >= sizeof digits) return lex_fail(x, "a number is too long");
-  t->value = value_of_float(strtod(digits, NULL));
-  if (!more && whole_number(x, digits, kept, &t->value)) return -1;
-  advance(x, n + more);
+  size_t n;
+  Value v;
+  const char *wrong = literal_number(x->text + x->at, x->len - x->at, index, &n, &v);
+  if (wrong) return lex_fail(x, wrong);
+  push(x, T_NUMBER, x->at, n)->value = v;
+  advance(x, n);
   return 0;
 }
 

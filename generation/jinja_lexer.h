@@ -37,4 +37,10 @@ enum {
  * of the template. Everything lives in the slab. -1: an error "NAME: line L: ...". */
 int jinja_lex(Slab *slab, const char *name, const char *text, size_t len, Tokens *out, Error *err);
 
+/* Literals (jinja_literals.c): NULL, or what is wrong with it. */
+/* Resolves the escapes of what stands between quotes; a backslash is never its last byte. */
+const char *literal_str(Slab *slab, const char *s, size_t len, Str *out);
+/* A number at the start of s, of *taken bytes; whole: without a fraction. */
+const char *literal_number(const char *s, size_t len, bool whole, size_t *taken, Value *out);
+
 #endif

@@ -1,4 +1,6 @@
 /* Methods of strings and mappings, as Python has them. */
+#include <string.h>
+
 #include "generation/jinja_value.h"
 
 /* ---- strings ---- */
@@ -93,6 +95,8 @@ static int str_joins(Render *r, const BuiltinCall *c, Value *out) {
 /* ---- mappings ---- */
 
 static int dict_gets(Render *r, const BuiltinCall *c, Value *out) {
+  if (c->v[1].kind >= V_LIST)
+    return render_fail(r, "get: %s cannot be a key", value_kind_name(&c->v[1]));
   const Value *found = dict_find(r, c->v[0].dict, &c->v[1]);
   *out = found ? *found : c->v[2].kind == V_ABSENT ? value_none() : c->v[2];
   return 0;
@@ -146,4 +150,27 @@ const Builtin *method_find(const Value *self, const char *name) {
   if (self->kind == V_STR) return builtin_find(of_str, sizeof of_str / sizeof *of_str, name);
   if (self->kind == V_DICT) return builtin_find(of_dict, sizeof of_dict / sizeof *of_dict, name);
   return NULL;
+}
+
+static bool is_one_of(const char *name, const char *const *all) {
+  while (*all && strcmp(*all, name) != 0) all++;
+  return *all != NULL;
+}
+
+bool method_refused(const Value *self, const char *name) {
+  static const char *const of_str[] = {"casefold",     "center",     "encode",     "expandtabs",
+                                       "format",       "format_map", "index",      "isalnum",
+                                       "isalpha",      "isascii",    "isdecimal",  "isdigit",
+                                       "isidentifier", "islower",    "isnumeric",  "isprintable",
+                                       "isspace",      "istitle",    "isupper",    "ljust",
+                                       "maketrans",    "partition",  "rfind",      "rindex",
+                                       "rjust",        "rpartition", "splitlines", "swapcase",
+                                       "translate",    "zfill",      NULL};
+  static const char *const of_list[] = {"append", "clear", "copy",   "count",   "extend", "index",
+                                        "insert", "pop",   "remove", "reverse", "sort",   NULL};
+  static const char *const of_dict[] = {"clear",   "copy",       "fromkeys", "pop",
+                                        "popitem", "setdefault", "update",   NULL};
+  if (self->kind == V_STR) return is_one_of(name, of_str);
+  if (self->kind == V_LIST) return is_one_of(name, of_list);
+  return self->kind == V_DICT && is_one_of(name, of_dict);
 }

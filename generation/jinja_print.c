@@ -53,6 +53,9 @@ static int repr_str(Render *r, StrBuf *b, const Str *s) {
   bool single = s->len && memchr(s->text, '\'', s->len),
        twice = s->len && memchr(s->text, '"', s->len);
   const char *quote = single && !twice ? "\"" : "'";
+  if (s->markup)
+    return render_fail(
+        r, "printing a list of texts that went through the filter safe is not supported");
   if (put(r, b, quote)) return -1;
   for (size_t i = 0; i < s->len; i++) {
     char c = s->text[i], code[8];

@@ -115,6 +115,8 @@ static int parse_for(Parser *p, Stmt *s) {
   s->kind = S_FOR;
   s->target = parse_target(p, false, "in");
   if (!s->target || parse_expect(p, T_NAME, "in")) return -1;
+  if (s->target->kind == E_NAME && strcmp(s->target->name, "loop") == 0)
+    return parse_fail(p, "cannot assign to \"loop\"");
   if (!(s->expr = parse_tuple(p, false, "recursive"))) return -1;
   if (parse_skip(p, T_NAME, "if") && !(s->test = parse_expression(p, true))) return -1;
   if (parse_at(p, T_NAME, "recursive")) return parse_fail(p, "recursive loops are not supported");

@@ -19,7 +19,7 @@ Str str_cut(const Str *s, size_t from, size_t len) {
 static int buf_room(Render *r, StrBuf *b, size_t more) {
   if (more > RENDER_OUTPUT - b->len)
     return render_fail(r, "the template makes a text of more than %d bytes", RENDER_OUTPUT);
-  if (b->len + more <= b->cap) return 0;
+  if (b->text && b->len + more <= b->cap) return 0;
   size_t cap = 2 * (b->len + more) + 64, each = 1 + sizeof *b->marks;
   if (render_room(r, cap * each)) return -1;
   char *text = slab_take(&r->slab, cap);
@@ -258,7 +258,7 @@ static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') 
  * everything that is no letter. */
 static bool opens_word(char c, StrCase how) {
   if (how == CASE_TITLE) return !is_letter(c);
-  return memchr("-({[<", c, 5) || (c >= 9 && c <= 13) || (c >= 28 && c <= 32);
+  return (c && strchr("-({[<", c)) || (c >= 9 && c <= 13) || (c >= 28 && c <= 32);
 }
 
 int str_case(Render *r, const Str *s, StrCase how, Value *out) {

@@ -92,7 +92,7 @@ struct Pair {
   Value key, value;
 };
 struct Loop {
-  int index0, length, depth;
+  int index0, length;
   const List *list; /* of all items */
 };
 struct Method {
@@ -121,7 +121,7 @@ typedef struct Render {
   Slab slab;
   const char *name; /* of the template, for messages */
   Error *err;
-  int line, depth, loop_depth;
+  int line, depth;
   int64_t work;
   StrBuf *out; /* where text goes now */
 } Render;
@@ -211,9 +211,15 @@ typedef enum Op {
   OP_NEG,
   OP_POS
 } Op;
+bool value_is_whole(const Value *v);           /* bool, int */
+int64_t value_whole(const Value *v);           /* of such */
+int undefined_used(Render *r, const Value *v); /* -1, naming what is undefined */
 int value_binary(Render *r, Op op, const Value *a, const Value *b, Value *out);
 int value_unary(Render *r, Op op, const Value *a, Value *out);
 int value_compare(Render *r, Op op, const Value *a, const Value *b, bool *out);
+
+/* ---- items and attributes (jinja_items.c) ---- */
+
 /* a[b] and a.name; methods included. */
 int value_item(Render *r, const Value *a, const Value *key, Value *out);
 int value_attribute(Render *r, const Value *a, const char *name, Value *out);
@@ -256,6 +262,8 @@ int maybe_int(Render *r, const BuiltinCall *c, int i, int64_t dflt, int64_t *out
 /* NULL: none of that name. */
 const Builtin *function_find(const char *name);
 const Builtin *method_find(const Value *self, const char *name);
+/* Python has such a method, but it is not supported. */
+bool method_refused(const Value *self, const char *name);
 int filter_call(Render *r, const char *name, const Value *v, const CallArgs *args, Value *out);
 int test_call(Render *r, const char *name, const Value *v, const CallArgs *args, bool *out);
 
