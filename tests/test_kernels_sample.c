@@ -141,6 +141,46 @@ static void large_vocabulary(void **state) {
   device_close(d);
 }
 
+/* Equal weights: u picks the id at its share of the vocabulary, wherever it lies. */
+static void u_picks_the_place(void **state) {
+  (void)state;
+  enum { LARGE = 1000 };
+  Device *d = open_cpu(1);
+  float *x = filled_floats(LARGE, 0.25F);
+  SampleParams p = {1, 0, 1, false};
+  for (int i = 0; i < LARGE; i++) {
+    float u = ((float)i + 0.5F) / LARGE, lp;
+    int32_t token;
+    device_ops(d)->sample(d, f32_2d(x, 1, LARGE), p, f32_1d(&u, 1), absent(), i32_1d(&token, 1),
+                          f32_1d(&lp, 1));
+    assert_int_equal(token, i);
+  }
+  free(x);
+  device_close(d);
+}
+
+/* Of ids that weigh the same at the edge of a filter the lowest are kept. */
+static void ties_at_the_edge(void **state) {
+  (void)state;
+  Device *d = open_cpu(1);
+  float x[6] = {0, 1, 2, 1, 1, 1};
+  double heavy = exp(2), light = exp(1), all = heavy + 4 * light + 1;
+  float half_way = (float)((heavy + 1.5 * light) / all); /* needs id 2 and two of the four */
+  const SampleParams params[] = {
+      {1, 3, 1, false}, {1, 0, half_way, false}, {1, 5, half_way, false}};
+  for (int i = 0; i < 3; i++)
+    for (int k = 0; k < 200; k++) {
+      float u = ((float)k + 0.5F) / 200, lp;
+      int32_t token;
+      device_ops(d)->sample(d, f32_2d(x, 1, 6), params[i], f32_1d(&u, 1), absent(),
+                            i32_1d(&token, 1), f32_1d(&lp, 1));
+      assert_in_range(token, 1, 3);
+      double want = (double)x[token] - log(heavy + 2 * light);
+      assert_true(fabs((double)lp - want) < 1e-6); /* a few float roundings */
+    }
+  device_close(d);
+}
+
 static void greedy(void **state) {
   (void)state;
   Device *d = open_cpu(1);
@@ -193,6 +233,8 @@ static void extremes(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(draws_follow_the_filtered_softmax),
     cmocka_unit_test(large_vocabulary),
+    cmocka_unit_test(u_picks_the_place),
+    cmocka_unit_test(ties_at_the_edge),
     cmocka_unit_test(greedy),
     cmocka_unit_test(extremes),
 };

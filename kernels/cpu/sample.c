@@ -1,5 +1,8 @@
 /* Sampling one token per row. The recorded log-probability is that of the distribution the token
- * was drawn from: after temperature, banned ids, top-k and top-p. */
+ * was drawn from: after temperature, banned ids, top-k and top-p.
+ *
+ * Nothing is sorted: what a filter keeps is a Cut, found by bisecting the weights' bit patterns
+ * (which order positive floats), a few passes over the row whatever the distribution looks like. */
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"
@@ -12,105 +15,149 @@ typedef struct Row {
   float inv_temp;
   float max;     /* of the scaled logits that are not banned */
   float *weight; /* [v] exp(scaled logit - max); 0 where banned */
-  int32_t *heap; /* [v] ids */
 } Row;
 
-static bool is_banned(const Row *r, int64_t id) { return r->banned && r->banned[id]; }
+/* Keeps every id whose weight is above the threshold, and the first `ties` of those that equal it.
+ */
+typedef struct Cut {
+  float threshold;
+  int64_t ties;
+} Cut;
 
-/* Highest logit that is not banned, ties and NaN to the lowest id. */
+/* Highest logit that is not banned; ties, and rows of nothing but NaN, to the lowest id. */
 static int32_t row_argmax(const Row *r) {
-  int64_t best = -1;
-  for (int64_t j = 0; j < r->v; j++)
-    if (!is_banned(r, j) && (best < 0 || r->logits[j] > r->logits[best])) best = j;
-  if (best < 0) die("every token id is banned");
-  return (int32_t)best;
+  float max = -INFINITY;
+  int64_t first = -1;
+  for (int64_t j = 0; j < r->v; j++) {
+    if (r->banned && r->banned[j]) continue;
+    if (first >= 0 && !(r->logits[j] > max)) continue;
+    first = j;
+    max = r->logits[j] > max ? r->logits[j] : max; /* NaN, if first of all, stays at -infinity */
+  }
+  if (first < 0) die("every token id is banned");
+  return (int32_t)first;
 }
 
 static double log_sum_exp(const float *x, int64_t v) {
   float max = -INFINITY;
   double sum = 0;
+#pragma omp simd reduction(max : max)
   for (int64_t j = 0; j < v; j++) max = x[j] > max ? x[j] : max;
+#pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < v; j++) sum += (double)exp_f32(x[j] - max);
   return (double)max + log(sum);
 }
 
-static double fill_weights(Row *r) {
-  r->max = r->logits[row_argmax(r)] * r->inv_temp;
+static void fill_weights(Row *r) {
+  const float *x = r->logits;
+  float max = r->logits[row_argmax(r)] * r->inv_temp, t = r->inv_temp, *w = r->weight;
+  r->max = max;
+#pragma omp simd
+  for (int64_t j = 0; j < r->v; j++) w[j] = exp_f32(x[j] * t - max);
+  for (int64_t j = 0; r->banned && j < r->v; j++) w[j] = r->banned[j] ? 0 : w[j];
+}
+
+/* ---- cuts ---- */
+
+static int64_t count_from(const Row *r, float threshold) {
+  const float *w = r->weight;
+  int64_t n = 0;
+#pragma omp simd reduction(+ : n)
+  for (int64_t j = 0; j < r->v; j++) n += w[j] >= threshold;
+  return n;
+}
+
+static double mass_from(const Row *r, float threshold) {
+  const float *w = r->weight;
   double sum = 0;
-  for (int64_t j = 0; j < r->v; j++) {
-    float w = exp_f32(r->logits[j] * r->inv_temp - r->max);
-    r->weight[j] = is_banned(r, j) ? 0 : w;
-    sum += (double)r->weight[j];
-  }
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < r->v; j++) sum += w[j] >= threshold ? (double)w[j] : 0;
   return sum;
 }
 
-/* ---- a max-heap of ids by weight, ties to the lower id ---- */
-
-static bool heap_before(const Row *r, int32_t a, int32_t b) {
-  return r->weight[a] > r->weight[b] || (!(r->weight[a] < r->weight[b]) && a < b);
+static double block_sum(const Row *r, int64_t first, int64_t end) {
+  const float *w = r->weight;
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = first; j < end; j++) sum += (double)w[j];
+  return sum;
 }
 
-static void heap_sift(const Row *r, int64_t n, int64_t i) {
-  int32_t *h = r->heap, id = h[i];
-  for (int64_t child; (child = 2 * i + 1) < n; i = child) {
-    if (child + 1 < n && heap_before(r, h[child + 1], h[child])) child++;
-    if (!heap_before(r, h[child], id)) break;
-    h[i] = h[child];
-  }
-  h[i] = id;
+static float next_above(float x) { return float_of_bits(bits_of_float(x) + 1); }
+
+static double mass_of(const Row *r, Cut c) {
+  return mass_from(r, next_above(c.threshold)) + (double)c.ties * (double)c.threshold;
 }
 
-/* Moves the ids that the filters keep, heaviest first, to the end of the heap array: the i-th lies
- * at heap[n - 1 - i]. Returns how many; *sum becomes their weight. */
-static int64_t keep_filtered(Row *r, SampleParams p, double *sum, int64_t *n_out) {
-  int64_t n = 0, kept = 0;
-  for (int64_t j = 0; j < r->v; j++)
-    if (r->weight[j] > 0) r->heap[n++] = (int32_t)j;
-  for (int64_t i = n / 2 - 1; i >= 0; i--) heap_sift(r, n, i);
-  int64_t most = p.top_k > 0 ? min_i64(p.top_k, n) : n;
-  double mass = 0, all = *sum;
-  bool by_mass_alone = p.top_k <= 0;
-  while (kept < most && !(by_mass_alone && kept > 0 && mass >= (double)p.top_p * all)) {
-    int32_t top = r->heap[0];
-    int64_t left = n - kept - 1;
-    r->heap[0] = r->heap[left];
-    heap_sift(r, left, 0);
-    r->heap[left] = top;
-    mass += (double)r->weight[top];
-    kept++;
+/* The k heaviest ids. */
+static Cut cut_by_count(const Row *r, int64_t k) {
+  uint32_t low = 0, high = bits_of_float(1); /* weights are at most 1 */
+  while (low < high) {                       /* the largest threshold that k ids reach */
+    uint32_t mid = low + (high - low + 1) / 2;
+    if (count_from(r, float_of_bits(mid)) >= k)
+      low = mid;
+    else
+      high = mid - 1;
   }
-  if (!by_mass_alone && p.top_p < 1) { /* top_p of what top_k left */
-    double all_k = mass;
-    int64_t k = kept;
-    for (mass = 0, kept = 0; kept < k && (kept == 0 || mass < (double)p.top_p * all_k); kept++)
-      mass += (double)r->weight[r->heap[n - 1 - kept]];
-  }
-  *sum = mass;
-  *n_out = n;
-  return kept;
+  float threshold = float_of_bits(low);
+  return (Cut){threshold, k - count_from(r, next_above(threshold))};
 }
 
-static int32_t draw_filtered(Row *r, SampleParams p, double u, double *sum) {
-  int64_t n, kept = keep_filtered(r, p, sum, &n);
-  double point = u * *sum, run = 0;
-  for (int64_t i = 0; i < kept; i++) {
-    run += (double)r->weight[r->heap[n - 1 - i]];
-    if (run > point) return r->heap[n - 1 - i];
+/* The fewest of the heaviest ids of `from` whose share of it reaches p. */
+static Cut cut_by_mass(const Row *r, Cut from, double p) {
+  double wanted = p * mass_of(r, from);
+  uint32_t low = bits_of_float(from.threshold), high = bits_of_float(1);
+  while (low < high) { /* the largest threshold whose ids weigh enough; `from` whole does */
+    uint32_t mid = low + (high - low + 1) / 2;
+    if (mass_from(r, float_of_bits(mid)) >= wanted)
+      low = mid;
+    else
+      high = mid - 1;
   }
-  return kept > 0 ? r->heap[n - kept] : row_argmax(r);
+  Cut c = {.threshold = float_of_bits(low)};
+  float above = next_above(c.threshold);
+  bool cut_tie = low == bits_of_float(from.threshold);
+  int64_t ties = cut_tie ? from.ties : count_from(r, c.threshold) - count_from(r, above);
+  double missing = (wanted - mass_from(r, above)) / (double)c.threshold;
+  c.ties = missing < (double)ties ? (int64_t)ceil(missing) : ties;
+  if (c.ties < 0) c.ties = 0;
+  return c;
 }
 
-static int32_t draw_whole(const Row *r, double u, double sum) {
-  double point = u * sum, run = 0;
-  int64_t last = -1;
+/* ---- drawing ---- */
+
+/* Weights become 0 where the filters cut; NaN stays. */
+static void filter_weights(Row *r, SampleParams p) {
+  Cut c = {.threshold = 0, .ties = 0}; /* ids of weight 0 cannot be drawn anyway */
+  if (p.top_k > 0 && p.top_k < count_from(r, next_above(0))) c = cut_by_count(r, p.top_k);
+  if (p.top_p < 1) c = cut_by_mass(r, c, (double)p.top_p);
   for (int64_t j = 0; j < r->v; j++) {
-    if (!(r->weight[j] > 0)) continue;
-    run += (double)r->weight[j];
-    last = j;
-    if (run > point) break;
+    bool tie = r->weight[j] == c.threshold;
+    if (r->weight[j] < c.threshold || (tie && c.ties <= 0)) r->weight[j] = 0;
+    c.ties -= tie;
   }
-  return last >= 0 ? (int32_t)last : row_argmax(r);
+}
+
+/* The id at which the weights, added in order of id, pass u of their sum. Blocks are added as a
+ * whole and only the one that holds the point is walked through. */
+static int32_t draw(const Row *r, double u, double *sum) {
+  enum { BLOCK = 256 };
+  *sum = 0;
+  for (int64_t j = 0; j < r->v; j += BLOCK) *sum += block_sum(r, j, min_i64(j + BLOCK, r->v));
+  double point = u * *sum, run = 0;
+  for (int64_t j = 0; j < r->v; j += BLOCK) {
+    int64_t end = min_i64(j + BLOCK, r->v), last = -1;
+    double next = run + block_sum(r, j, end);
+    for (int64_t i = j; next > point && i < end; i++) {
+      if (!(r->weight[i] > 0)) continue;
+      run += (double)r->weight[i];
+      last = i; /* taken if rounding puts the point behind the block's end */
+      if (run > point) break;
+    }
+    if (last >= 0) return (int32_t)last;
+    run = next;
+  }
+  return row_argmax(r); /* only where weights are NaN */
 }
 
 static void sample_row(Row *r, SampleParams p, double u, int32_t *token, float *logprob) {
@@ -119,9 +166,10 @@ static void sample_row(Row *r, SampleParams p, double u, int32_t *token, float *
     *logprob = (float)((double)r->logits[*token] - log_sum_exp(r->logits, r->v));
     return;
   }
-  double sum = fill_weights(r);
-  bool filtered = (p.top_k > 0 && p.top_k < r->v) || p.top_p < 1;
-  *token = filtered ? draw_filtered(r, p, u, &sum) : draw_whole(r, u, sum);
+  double sum;
+  fill_weights(r);
+  if (p.top_k > 0 || p.top_p < 1) filter_weights(r, p);
+  *token = draw(r, u, &sum);
   float z = r->logits[*token] * r->inv_temp - r->max;
   *logprob = (float)((double)z - log(sum));
 }
@@ -136,8 +184,7 @@ void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor 
 #pragma omp parallel num_threads(d->threads) if (batch * v >= PARALLEL_MIN)
   {
     Row r = {.v = v, .banned = banned_V.data, .inv_temp = p.greedy ? 1 : 1 / p.temperature};
-    r.weight = mem_alloc((size_t)v, sizeof *r.weight);
-    r.heap = mem_alloc((size_t)v, sizeof *r.heap);
+    r.weight = scratch_alloc(v);
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < batch; b++) {
       r.logits = tensor_f32(logits_BV) + b * v;
@@ -145,6 +192,5 @@ void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor 
       sample_row(&r, p, u, tensor_i32(token_B) + b, tensor_f32(logprob_B) + b);
     }
     free(r.weight);
-    free(r.heap);
   }
 }
