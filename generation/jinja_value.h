@@ -19,7 +19,8 @@ typedef struct Slab {
   size_t used, size; /* of the last block */
   size_t total;      /* bytes of all blocks */
 } Slab;
-void *slab_take(Slab *s, size_t bytes); /* aligned, uninitialised; dies when memory is out */
+/* Aligned, uninitialised; dies when memory is out. */
+void *slab_take(Slab *s, size_t bytes) __attribute__((returns_nonnull));
 void slab_free(Slab *s);
 
 /* ---- strings ---- */
