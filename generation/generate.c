@@ -136,6 +136,19 @@ static int prepare(Model *m, const GenParams *p, const GenRequest *req, int n, i
   return n > 0 ? plan_sizes(p, limits, n, z, err) : 0;
 }
 
+/* Where rotary positions depend on the length of a sequence and the caller has not fixed it: for
+ * this call, the longest that any rank's requests may reach. Returns what it was. */
+static int fix_rope(Model *m, const int32_t *limits, int n) {
+  int before = model_rope_fixed(m);
+  if (before || !model_rope_varies(model_config(m))) return before;
+  double longest = 1;
+  for (int i = 0; i < n; i++)
+    if (limits[i] > longest) longest = limits[i];
+  comm_all_reduce_f64(model_grid(m)->all, &longest, 1, true);
+  model_rope_fix(m, (int)longest);
+  return before;
+}
+
 int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,
              GenStats *stats, Error *err) {
   GenStats local = {0};
@@ -151,10 +164,12 @@ int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResu
       out[i].logprobs = mem_alloc(room, sizeof *out[i].logprobs);
     }
     double t0 = clock_seconds();
+    int rope_before = fix_rope(m, limits, n);
     zeropp_gather_all(model_zero(m));
     local.gather_seconds = clock_seconds() - t0;
     if (n > 0) rc = run_requests(m, p, req, n, limits, &z, out, &local, err);
     zeropp_release_all(model_zero(m));
+    model_rope_fix(m, rope_before);
     rc = comm_agree(all, rc, err);
   }
   for (int i = 0; i < n; i++) {

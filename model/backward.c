@@ -1,81 +1,118 @@
 /* The trunk's backward, block by block from the last to the first.
  *
  * Each block's unit is gathered again, its gradient opened, and reduced to the owners as soon as
- * the block is done. Weight gradients accumulate (beta = 1) straight into the gradient buffers.
- * dx_NC is the gradient of the residual stream: every sublayer adds its part to it in place. */
+ * the block is done. dx_NC is the gradient of the residual stream: every sublayer adds its part to
+ * it in place. */
 #include "model/internal.h"
 
-/* dW += dy^T x, db += column sums of dy. */
-static void linear_backward_weight(Model *m, Tensor dy, Tensor x, int weight, int bias,
-                                   int n_joined) {
-  m->ops->gemm(m->device, GEMM_TN, 1, dy, x, 1, zeropp_grad_joined(m->zero, weight, n_joined));
-  if (bias >= 0) m->ops->bias_grad(m->device, dy, zeropp_grad_joined(m->zero, bias, n_joined));
-}
-
-/* dx = dy W. */
-static void linear_backward_input(Model *m, Tensor dy, int weight, int n_joined, Tensor dx) {
-  m->ops->gemm(m->device, GEMM_NN, 1, dy, zeropp_weight_joined(m->zero, weight, n_joined), 0, dx);
-}
-
-static void mlp_backward(Model *m, const BlockParams *p, const BlockActs *a, Tensor dnorm_NC,
-                         Tensor dx_NC) {
+/* From dy_NC, the gradient of the MLP's output: weight gradients, and din = .. + beta din. din may
+ * be dy. */
+static void mlp_backward(Model *m, const BlockParams *p, const BlockActs *a, Tensor in_NC,
+                         Tensor dy_NC, float beta, Tensor din_NC) {
   const ModelConfig *c = &m->config;
-  int64_t n = dx_NC.dim[0];
+  int64_t n = dy_NC.dim[0];
+  int joined = up_joined(c);
   ArenaMark mark = arena_mark(m->arena);
-  Tensor dact_NF = push_f32(m, n, c->ffn), dgu_N2F = push_f32(m, n, 2 * (int64_t)c->ffn);
-  linear_backward_weight(m, dx_NC, a->act_NF, p->down, p->down_bias, 1);
-  linear_backward_input(m, dx_NC, p->down, 1, dact_NF);
-  m->ops->swiglu_bwd(m->device, dact_NF, a->gu_N2F, dgu_N2F);
-  linear_backward_weight(m, dgu_N2F, a->norm2_NC, p->gate_up, p->gate_up_bias, 2);
-  linear_backward_input(m, dgu_N2F, p->gate_up, 2, dnorm_NC);
-  m->ops->rmsnorm_bwd(m->device, dnorm_NC, a->mid_NC, zeropp_weight(m->zero, p->norm2), a->rstd2_N,
-                      dx_NC, zeropp_grad(m->zero, p->norm2));
+  Tensor dact_NF = push_f32(m, n, c->ffn), dup_NU = push_f32(m, n, up_width(c));
+  linear_backward_weight(m, dy_NC, a->act_NF, p->down, p->down_bias, 1);
+  linear_backward_input(m, dy_NC, p->down, 1, 0, dact_NF);
+  if (c->mlp == MLP_SWIGLU)
+    m->ops->swiglu_bwd(m->device, dact_NF, a->up_NU, dup_NU);
+  else
+    m->ops->act_bwd(m->device, c->activation, dact_NF, a->up_NU, dup_NU);
+  linear_backward_weight(m, dup_NU, in_NC, p->up, p->up_bias, joined);
+  linear_backward_input(m, dup_NU, p->up, joined, beta, din_NC);
   arena_pop(m->arena, mark);
 }
 
+/* The same for attention. */
 static void attention_backward(Model *m, const Packed *b, const BlockParams *p, const BlockActs *a,
-                               Tensor dnorm_NC, Tensor dx_NC) {
+                               Tensor in_NC, Tensor dy_NC, float beta, Tensor din_NC) {
   const ModelConfig *c = &m->config;
-  int64_t n = dx_NC.dim[0];
+  int64_t n = dy_NC.dim[0];
   AttnShape shape = model_attn_shape(m);
   ArenaMark mark = arena_mark(m->arena);
   Tensor datt_NA = push_f32(m, n, attn_width(c)), dqkv_NQ = push_f32(m, n, qkv_width(c));
-  linear_backward_weight(m, dx_NC, a->att_NA, p->o, p->o_bias, 1);
-  linear_backward_input(m, dx_NC, p->o, 1, datt_NA);
+  linear_backward_weight(m, dy_NC, a->att_NA, p->o, p->o_bias, 1);
+  linear_backward_input(m, dy_NC, p->o, 1, 0, datt_NA);
   m->ops->attention_bwd(m->device, datt_NA, a->qkv_NQ, a->att_NA, a->lse_NH, b->seg, shape,
                         dqkv_NQ);
-  m->ops->rope(m->device, dqkv_NQ, b->positions_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, true);
-  linear_backward_weight(m, dqkv_NQ, a->norm1_NC, p->qkv, p->qkv_bias, 3);
-  linear_backward_input(m, dqkv_NQ, p->qkv, 3, dnorm_NC);
-  m->ops->rmsnorm_bwd(m->device, dnorm_NC, a->x_NC, zeropp_weight(m->zero, p->norm1), a->rstd1_N,
-                      dx_NC, zeropp_grad(m->zero, p->norm1));
+  if (c->rope != ROPE_NONE)
+    m->ops->rope(m->device, dqkv_NQ, b->place_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, true);
+  if (c->qk_norm)
+    m->ops->qk_norm_bwd(m->device, a->raw_NQ, zeropp_weight(m->zero, p->q_norm),
+                        zeropp_weight(m->zero, p->k_norm), a->qk_rstd_NH, shape, dqkv_NQ,
+                        zeropp_grad(m->zero, p->q_norm), zeropp_grad(m->zero, p->k_norm));
+  linear_backward_weight(m, dqkv_NQ, in_NC, p->qkv, p->qkv_bias, 3);
+  linear_backward_input(m, dqkv_NQ, p->qkv, 3, beta, din_NC);
   arena_pop(m->arena, mark);
+}
+
+/* A norm in front of each sublayer: dx passes both residual sums as it is. */
+static void pre_norm_backward(Model *m, const Packed *b, const BlockParams *p, const BlockActs *a,
+                              Tensor dnorm_NC, Tensor dx_NC) {
+  mlp_backward(m, p, a, a->norm2_NC, dx_NC, 0, dnorm_NC);
+  norm_backward(m, p->norm2, dnorm_NC, a->mid_NC, a->stats2, dx_NC);
+  attention_backward(m, b, p, a, a->norm1_NC, dx_NC, 0, dnorm_NC);
+  norm_backward(m, p->norm1, dnorm_NC, a->x_NC, a->stats1, dx_NC);
+}
+
+/* A norm behind each residual sum: the sum's gradient goes to both of its terms. */
+static void post_norm_backward(Model *m, const Packed *b, const BlockParams *p, const BlockActs *a,
+                               Tensor dsum_NC, Tensor dx_NC) {
+  device_zero(m->device, dsum_NC.data, tensor_bytes(dsum_NC));
+  norm_backward(m, p->norm2, dx_NC, a->out_NC, a->stats2, dsum_NC);
+  mlp_backward(m, p, a, a->norm1_NC, dsum_NC, 1, dsum_NC);
+  device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
+  norm_backward(m, p->norm1, dsum_NC, a->mid_NC, a->stats1, dx_NC);
+  attention_backward(m, b, p, a, a->x_NC, dx_NC, 1, dx_NC);
 }
 
 /* A block whose forward kept only x runs it again, in the buffers that all blocks share. x is whole
  * by now, so the first norm has nothing to add; the same operations on the same values give the
- * same bits. */
+ * same bits (with post-norm also to the next block's x, which is written once more). */
 static void recompute(Model *m, const Packed *b, int layer, BlockActs *a) {
-  a->out_NC = absent();
-  block_forward(m, layer, b->positions_N, (AttnCall){.seg = b->seg}, absent(), a);
+  if (!m->config.post_norm) a->out_NC = absent();
+  block_forward(m, layer, b->place_N, (AttnCall){.seg = b->seg}, absent(), a);
+}
+
+/* Unit 0: the token embedding, its projection, and the learned positions. */
+static void embed_backward(Model *m, const Packed *b, const TrunkActs *t, Tensor dx_NC) {
+  const ModelParams *at = &m->params;
+  Tensor dembed_NE = dx_NC;
+  ArenaMark mark = arena_mark(m->arena);
+  zeropp_open_grad(m->zero, 0); /* open already where the head is tied */
+  if (at->positions >= 0)
+    m->ops->embedding_bwd(m->device, b->place_N, dx_NC, zeropp_grad(m->zero, at->positions));
+  if (at->project_in >= 0) {
+    dembed_NE = push_f32(m, b->n, embed_width(&m->config));
+    zeropp_gather(m->zero, 0);
+    linear_backward_weight(m, dx_NC, t->embed_NE, at->project_in, -1, 1);
+    linear_backward_input(m, dx_NC, at->project_in, 1, 0, dembed_NE);
+    zeropp_release(m->zero, 0);
+  }
+  m->ops->embedding_bwd(m->device, b->tokens_N, dembed_NE, zeropp_grad(m->zero, at->embedding));
+  zeropp_reduce(m->zero, 0);
+  arena_pop(m->arena, mark);
 }
 
 void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
   for (int l = m->config.n_layers - 1; l >= 0; l--) {
     int unit = unit_of_block(l);
+    const BlockParams *p = &m->params.block[l];
     BlockActs *a = &t->block[l];
     ArenaMark mark = arena_mark(m->arena);
     zeropp_gather(m->zero, unit);
     zeropp_open_grad(m->zero, unit);
     if (t->keep == KEEP_INPUTS) recompute(m, b, l, a);
-    Tensor dnorm_NC = push_f32(m, b->n, m->config.hidden);
-    mlp_backward(m, &m->params.block[l], a, dnorm_NC, dx_NC);
-    attention_backward(m, b, &m->params.block[l], a, dnorm_NC, dx_NC);
+    Tensor spare_NC = push_f32(m, b->n, m->config.hidden);
+    if (m->config.post_norm)
+      post_norm_backward(m, b, p, a, spare_NC, dx_NC);
+    else
+      pre_norm_backward(m, b, p, a, spare_NC, dx_NC);
     zeropp_reduce(m->zero, unit);
     zeropp_release(m->zero, unit);
     arena_pop(m->arena, mark);
   }
-  zeropp_open_grad(m->zero, 0); /* open already where the head is tied */
-  m->ops->embedding_bwd(m->device, b->tokens_N, dx_NC, zeropp_grad(m->zero, m->params.embedding));
-  zeropp_reduce(m->zero, 0);
+  embed_backward(m, b, t, dx_NC);
 }

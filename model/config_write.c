@@ -1,5 +1,6 @@
 /* config.json and generation_config.json of a saved model: standard keys in the older spelling,
  * which every loader reads, over whatever harmless else the source's config held. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,13 +25,52 @@ static json_t *json_eos(const ModelConfig *c) {
   return list;
 }
 
+static void put(json_t *root, const char *key, json_t *value) {
+  if (json_object_set_new(root, key, value)) die("out of memory for %s", key);
+}
+
+static json_t *json_floats(const float *x, int n) {
+  json_t *list = json_array();
+  for (int i = 0; i < n; i++) json_array_append_new(list, json_float(x[i]));
+  return list;
+}
+
+/* The keys of the older spelling; NULL for the default kind. */
 static json_t *json_rope_scaling(const ModelConfig *c) {
+  static const char *const names[] = {
+      [ROPE_LINEAR] = "linear",
+      [ROPE_DYNAMIC] = "dynamic",
+      [ROPE_LLAMA3] = "llama3",
+      [ROPE_LONGROPE] = "longrope",
+  };
   if (c->rope == ROPE_DEFAULT) return json_null();
-  if (c->rope == ROPE_LINEAR)
-    return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor);
-  return json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", c->rope_factor,
-                   "low_freq_factor", c->rope_low_freq, "high_freq_factor", c->rope_high_freq,
-                   "original_max_position_embeddings", c->rope_original_positions);
+  json_t *rope = json_pack("{s:s}", "rope_type", names[c->rope]);
+  if (c->rope_factor > 0) put(rope, "factor", json_real(c->rope_factor));
+  if (c->rope == ROPE_LLAMA3) {
+    put(rope, "low_freq_factor", json_real(c->rope_low_freq));
+    put(rope, "high_freq_factor", json_real(c->rope_high_freq));
+    put(rope, "original_max_position_embeddings", json_integer(c->rope_original_positions));
+  }
+  if (c->rope == ROPE_LONGROPE) {
+    put(rope, "type", json_string("longrope"));
+    put(rope, "short_factor", json_floats(c->rope_short, rotary_width(c) / 2));
+    put(rope, "long_factor", json_floats(c->rope_long, rotary_width(c) / 2));
+    if (c->rope_attention_factor > 0)
+      put(rope, "attention_factor", json_real(c->rope_attention_factor));
+  }
+  return rope;
+}
+
+static void put_rope(json_t *root, const ModelConfig *c) {
+  put(root, "rope_theta", json_real(c->rope_theta));
+  put(root, "rope_scaling", json_rope_scaling(c));
+  if (c->rope == ROPE_LONGROPE)
+    put(root, "original_max_position_embeddings", json_integer(c->rope_original_positions));
+  if (!c->rotary_dim) return;
+  /* Loaders round head_dim times this down. */
+  double part = (double)c->rotary_dim / c->head_dim;
+  if ((int)(part * c->head_dim) < c->rotary_dim) part = nextafter(part, 1);
+  put(root, "partial_rotary_factor", json_real(part));
 }
 
 static const char *torch_name(DType t) {
@@ -46,31 +86,54 @@ static void drop_source_keys(json_t *root) {
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) json_object_del(root, keys[i]);
 }
 
-static void put(json_t *root, const char *key, json_t *value) {
-  if (json_object_set_new(root, key, value)) die("out of memory for %s", key);
-}
-
-static void put_sizes(json_t *root, const ModelConfig *c) {
+static void put_sizes(json_t *root, const Family *f, const ModelConfig *c) {
+  const FamilyKeys *k = f->keys;
+  bool grows = c->rope == ROPE_DYNAMIC; /* from these positions on */
   put(root, "vocab_size", json_integer(c->vocab_size));
-  put(root, "hidden_size", json_integer(c->hidden));
-  put(root, "intermediate_size", json_integer(c->ffn));
-  put(root, "num_hidden_layers", json_integer(c->n_layers));
-  put(root, "num_attention_heads", json_integer(c->n_heads));
-  put(root, "num_key_value_heads", json_integer(c->n_kv_heads));
-  put(root, "head_dim", json_integer(c->head_dim));
-  put(root, "max_position_embeddings", json_integer(c->max_positions));
+  put(root, k->hidden, json_integer(c->hidden));
+  put(root, k->ffn, json_integer(c->ffn));
+  put(root, k->layers, json_integer(c->n_layers));
+  put(root, k->heads, json_integer(c->n_heads));
+  if (k->kv_heads) put(root, k->kv_heads, json_integer(c->n_kv_heads));
+  if (k->head_dim) put(root, k->head_dim, json_integer(c->head_dim));
+  put(root, k->positions, json_integer(grows ? c->rope_original_positions : c->max_positions));
+  if (!f->names->project_in) return;
+  put(root, "word_embed_proj_dim", json_integer(embed_width(c)));
+  put(root, "do_layer_norm_before", json_boolean(!c->post_norm));
+  put(root, "_remove_final_layer_norm", json_boolean(c->no_final_norm));
 }
 
-static void put_flags(json_t *root, const ModelConfig *c, DType dtype) {
-  put(root, "hidden_act", json_string("silu"));
-  put(root, "rms_norm_eps", json_float(c->norm_eps));
-  put(root, "initializer_range", json_float(c->init_std));
-  put(root, "attention_bias", json_boolean(c->qkv_bias));
-  put(root, "mlp_bias", json_boolean(c->mlp_bias));
-  put(root, "attention_dropout", json_real(0.0));
-  put(root, "tie_word_embeddings", json_boolean(c->tied_head));
-  put(root, "rope_theta", json_real(c->rope_theta));
-  put(root, "rope_scaling", json_rope_scaling(c));
+static void put_flag(json_t *root, FamilyFlag flag, bool value) {
+  if (flag.key) put(root, flag.key, json_boolean(value));
+}
+
+static void put_window(json_t *root, const Family *f, const ModelConfig *c) {
+  if (f->window == WINDOW_NEVER) return;
+  if (f->window == WINDOW_SWITCH) {
+    put(root, "use_sliding_window", json_boolean(c->window > 0));
+    json_object_del(root, "layer_types"); /* follows from the others */
+    if (c->window == 0) return;
+    put(root, "max_window_layers", json_integer(0));
+  }
+  put(root, "sliding_window", c->window > 0 ? json_integer(c->window) : json_null());
+}
+
+static const char *activation_of(const Family *f, const ModelConfig *c) {
+  return c->mlp == MLP_SWIGLU ? f->activation : activation_name(c->activation);
+}
+
+static void put_flags(json_t *root, const Family *f, const ModelConfig *c, DType dtype) {
+  const FamilyKeys *k = f->keys;
+  put(root, k->activation, json_string(activation_of(f, c)));
+  if (k->norm_eps) put(root, k->norm_eps, json_float(c->norm_eps));
+  put(root, k->init_std, json_float(c->init_std));
+  put_flag(root, f->qkv_bias, c->qkv_bias);
+  put_flag(root, f->o_bias, c->o_bias);
+  put_flag(root, f->mlp_bias, c->mlp_bias);
+  put_flag(root, f->tied_head, c->tied_head);
+  if (!f->dropout[0]) put(root, "attention_dropout", json_real(0.0));
+  put_window(root, f, c);
+  if (c->rope != ROPE_NONE) put_rope(root, c);
   put(root, "torch_dtype", json_string(torch_name(dtype)));
   put(root, "use_cache", json_true());
 }
@@ -85,12 +148,13 @@ static void put_ids(json_t *root, const ModelConfig *c) {
 
 json_t *config_to_json(const Model *m, DType dtype, const json_t *extra) {
   const ModelConfig *c = &m->config;
+  const Family *f = family_of(c);
   json_t *root = m->source_config ? json_deep_copy(m->source_config) : json_object();
   drop_source_keys(root);
   put(root, "architectures", json_pack("[s]", family_architecture(c->family, m->head)));
   put(root, "model_type", json_string(c->family));
-  put_sizes(root, c);
-  put_flags(root, c, dtype);
+  put_sizes(root, f, c);
+  put_flags(root, f, c, dtype);
   put_ids(root, c);
   if (m->head == HEAD_SCALAR) {
     put(root, "num_labels", json_integer(1));

@@ -22,6 +22,7 @@ Model *model_derive(Model *from, const ModelOptions *o, Error *err) {
   ModelConfig config = from->config;
   if (from->head != HEAD_SCALAR) config.score_bias = false;
   Model *m = model_new(from->device, from->grid, from->arena, &config, o);
+  m->rope_fixed = from->rope_fixed;
   m->source_config = json_incref(from->source_config);
   m->source_generation = json_incref(from->source_generation);
   for (int i = 0; i < zeropp_n_params(m->zero); i++) {

@@ -1,4 +1,4 @@
-/* The trunk's forward: embedding, blocks of attention and gated MLP, residual stream.
+/* The trunk's forward: embedding, blocks of attention and MLP, residual stream.
  *
  * Each unit is gathered before its use and released after (ZeRO-3). The residual stream is never
  * copied: a norm adds the older residual into the buffer of the newest sublayer output. */
@@ -20,21 +20,28 @@ static void check_batch(const Model *m, Batch b) {
       die("token %d of the batch is %d; the vocabulary has %d", i, b.tokens[i], c->vocab_size);
 }
 
+/* Rows of the learned positions, or of the rotary table, for every token. */
+static void fill_places(Model *m, Batch b, int32_t *place) {
+  const ModelConfig *c = &m->config;
+  int32_t *lengths = mem_alloc((size_t)b.n_seqs, sizeof(int32_t));
+  for (int s = 0; s < b.n_seqs; s++) lengths[s] = b.offsets[s + 1] - b.offsets[s];
+  if (c->rope != ROPE_NONE) rope_ensure(m, b.n_seqs, lengths, lengths);
+  for (int s = 0; s < b.n_seqs; s++) {
+    int first = c->rope == ROPE_NONE ? family_of(c)->position_offset : rope_first(m, lengths[s]);
+    for (int t = 0; t < lengths[s]; t++) place[b.offsets[s] + t] = first + t;
+  }
+  free(lengths);
+}
+
 Packed packed_upload(Model *m, Batch b) {
   check_batch(m, b);
   Packed p = {.n = b.n_seqs ? b.offsets[b.n_seqs] : 0,
               .seg = {.n_seqs = b.n_seqs, .offsets = b.offsets}};
-  int32_t *positions = mem_alloc((size_t)p.n, sizeof(int32_t));
-  int longest = 0;
-  for (int s = 0; s < b.n_seqs; s++) {
-    int first = b.offsets[s], len = b.offsets[s + 1] - first;
-    for (int t = 0; t < len; t++) positions[first + t] = t;
-    if (len > longest) longest = len;
-  }
-  rope_ensure(m, longest);
+  int32_t *place = mem_alloc((size_t)p.n, sizeof(int32_t));
+  fill_places(m, b, place);
   p.tokens_N = push_i32(m, p.n, b.tokens);
-  p.positions_N = push_i32(m, p.n, positions);
-  free(positions);
+  p.place_N = push_i32(m, p.n, place);
+  free(place);
   return p;
 }
 
@@ -51,35 +58,39 @@ AttnShape model_attn_shape(const Model *m) {
 
 /* ---- one block ---- */
 
-/* All buffers but x and out. Row statistics only where a backward reads them. */
+/* All buffers but x and what the next block enters with: out, or with post-norm norm2. Statistics
+ * only where a backward reads them. */
 static void block_acts_push(Model *m, int n, bool backward_follows, BlockActs *a) {
   const ModelConfig *c = &m->config;
-  a->norm1_NC = push_f32(m, n, c->hidden);
-  a->qkv_NQ = push_f32(m, n, qkv_width(c));
+  *a = (BlockActs){.norm1_NC = push_f32(m, n, c->hidden)};
+  a->raw_NQ = a->qkv_NQ = push_f32(m, n, qkv_width(c));
+  if (c->qk_norm) a->raw_NQ = push_f32(m, n, qkv_width(c));
   a->att_NA = push_f32(m, n, attn_width(c));
   a->mid_NC = push_f32(m, n, c->hidden);
-  a->norm2_NC = push_f32(m, n, c->hidden);
-  a->gu_N2F = push_f32(m, n, 2 * (int64_t)c->ffn);
+  if (c->post_norm)
+    a->out_NC = push_f32(m, n, c->hidden);
+  else
+    a->norm2_NC = push_f32(m, n, c->hidden);
+  a->up_NU = push_f32(m, n, up_width(c));
   a->act_NF = push_f32(m, n, c->ffn);
-  a->rstd1_N = a->rstd2_N = a->lse_NH = absent();
   if (!backward_follows) return;
-  a->rstd1_N = push_f32_1d(m, n);
-  a->rstd2_N = push_f32_1d(m, n);
+  a->stats1 = norm_stats_push(m, n);
+  a->stats2 = norm_stats_push(m, n);
   a->lse_NH = push_f32(m, n, c->n_heads);
+  if (c->qk_norm) a->qk_rstd_NH = push_f32(m, n, c->n_heads + c->n_kv_heads);
 }
 
-/* y = x W^T + b; n_joined parameters stand for one matrix. bias < 0: none. */
-static void linear(Model *m, Tensor x, int weight, int bias, int n_joined, Tensor y) {
-  m->ops->gemm(m->device, GEMM_NT, 1, x, zeropp_weight_joined(m->zero, weight, n_joined), 0, y);
-  if (bias >= 0) m->ops->bias_add(m->device, y, zeropp_weight_joined(m->zero, bias, n_joined));
-}
-
-static void attention_forward(Model *m, int layer, Tensor positions_N, AttnCall call,
+static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N, AttnCall call,
                               BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   AttnShape shape = model_attn_shape(m);
-  linear(m, a->norm1_NC, p->qkv, p->qkv_bias, 3, a->qkv_NQ);
-  m->ops->rope(m->device, a->qkv_NQ, positions_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, false);
+  linear(m, in_NC, p->qkv, p->qkv_bias, 3, a->raw_NQ);
+  if (m->config.qk_norm)
+    m->ops->qk_norm_fwd(m->device, a->raw_NQ, zeropp_weight(m->zero, p->q_norm),
+                        zeropp_weight(m->zero, p->k_norm), m->config.norm_eps, shape, a->qkv_NQ,
+                        a->qk_rstd_NH);
+  if (m->config.rope != ROPE_NONE)
+    m->ops->rope(m->device, a->qkv_NQ, place_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, false);
   if (call.attend)
     call.attend(call.ctx, layer, a->qkv_NQ, a->att_NA);
   else
@@ -87,54 +98,80 @@ static void attention_forward(Model *m, int layer, Tensor positions_N, AttnCall 
   linear(m, a->att_NA, p->o, p->o_bias, 1, a->mid_NC);
 }
 
+static void mlp_forward(Model *m, int layer, Tensor in_NC, BlockActs *a) {
+  const BlockParams *p = &m->params.block[layer];
+  linear(m, in_NC, p->up, p->up_bias, up_joined(&m->config), a->up_NU);
+  if (m->config.mlp == MLP_SWIGLU)
+    m->ops->swiglu_fwd(m->device, a->up_NU, a->act_NF);
+  else
+    m->ops->act_fwd(m->device, m->config.activation, a->up_NU, a->act_NF);
+  if (a->out_NC.data) linear(m, a->act_NF, p->down, p->down_bias, 1, a->out_NC);
+}
+
 /* delta_NC: the older residual that the first norm adds to x; absent where x is whole already. */
-void block_forward(Model *m, int layer, Tensor positions_N, AttnCall call, Tensor delta_NC,
+void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor delta_NC,
                    BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
-  float eps = m->config.norm_eps;
-  m->ops->rmsnorm_fwd(m->device, a->x_NC, delta_NC, zeropp_weight(m->zero, p->norm1), eps,
-                      a->norm1_NC, a->rstd1_N);
-  attention_forward(m, layer, positions_N, call, a);
-  m->ops->rmsnorm_fwd(m->device, a->mid_NC, a->x_NC, zeropp_weight(m->zero, p->norm2), eps,
-                      a->norm2_NC, a->rstd2_N);
-  linear(m, a->norm2_NC, p->gate_up, p->gate_up_bias, 2, a->gu_N2F);
-  m->ops->swiglu_fwd(m->device, a->gu_N2F, a->act_NF);
-  if (a->out_NC.data) linear(m, a->act_NF, p->down, p->down_bias, 1, a->out_NC);
+  if (m->config.post_norm) {
+    attention_forward(m, layer, a->x_NC, place_N, call, a);
+    norm_forward(m, p->norm1, a->mid_NC, a->x_NC, a->norm1_NC, a->stats1);
+    mlp_forward(m, layer, a->norm1_NC, a);
+    norm_forward(m, p->norm2, a->out_NC, a->norm1_NC, a->norm2_NC, a->stats2);
+    return;
+  }
+  norm_forward(m, p->norm1, a->x_NC, delta_NC, a->norm1_NC, a->stats1);
+  attention_forward(m, layer, a->norm1_NC, place_N, call, a);
+  norm_forward(m, p->norm2, a->mid_NC, a->x_NC, a->norm2_NC, a->stats2);
+  mlp_forward(m, layer, a->norm2_NC, a);
 }
 
 /* ---- all blocks ---- */
 
-static Tensor embed(Model *m, const Packed *p) {
-  Tensor x_NC = push_f32(m, p->n, m->config.hidden);
+/* Token embedding, projected to the width of the blocks, plus learned positions. */
+static void embed(Model *m, const Packed *p, TrunkActs *t) {
+  const ModelParams *at = &m->params;
+  t->x_NC = push_f32(m, p->n, m->config.hidden);
+  t->embed_NE = absent();
+  if (at->project_in >= 0) t->embed_NE = push_f32(m, p->n, embed_width(&m->config));
   zeropp_gather(m->zero, 0);
-  m->ops->embedding_fwd(m->device, p->tokens_N, zeropp_weight(m->zero, m->params.embedding), x_NC);
+  m->ops->embedding_fwd(m->device, p->tokens_N, zeropp_weight(m->zero, at->embedding),
+                        at->project_in >= 0 ? t->embed_NE : t->x_NC);
+  if (at->project_in >= 0) linear(m, t->embed_NE, at->project_in, -1, 1, t->x_NC);
+  if (at->positions >= 0) {
+    ArenaMark mark = arena_mark(m->arena);
+    Tensor positions_NC = push_f32(m, p->n, m->config.hidden);
+    m->ops->embedding_fwd(m->device, p->place_N, zeropp_weight(m->zero, at->positions),
+                          positions_NC);
+    m->ops->axpy(m->device, 1, positions_NC, t->x_NC);
+    arena_pop(m->arena, mark);
+  }
   zeropp_release(m->zero, 0);
-  return x_NC;
 }
 
-/* What is kept decides which buffers are fresh in each block and which all blocks share:
- *   KEEP_ALL     everything fresh;
- *   KEEP_INPUTS  out fresh, since it becomes the next block's x, the rest shared;
- *   KEEP_NOTHING out overwrites x, which is dead once mid holds the residual. */
+/* What is kept decides which buffers are fresh in each block and which all blocks share; the
+ * leaving one becomes the next block's x: KEEP_ALL     everything fresh; KEEP_INPUTS  the leaving
+ * one fresh, the rest shared; KEEP_NOTHING the leaving one overwrites x, which is dead once mid
+ * holds the residual. */
 void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkActs *t) {
-  int n_layers = m->config.n_layers;
+  const ModelConfig *c = &m->config;
   t->keep = keep;
-  t->block = mem_zalloc((size_t)n_layers, sizeof(BlockActs));
-  t->x_NC = embed(m, p);
+  t->block = mem_zalloc((size_t)c->n_layers, sizeof(BlockActs));
+  embed(m, p, t);
   t->delta_NC = absent();
-  for (int l = 0; l < n_layers; l++) {
+  for (int l = 0; l < c->n_layers; l++) {
     BlockActs *a = &t->block[l];
     if (l == 0 || keep == KEEP_ALL)
       block_acts_push(m, p->n, keep != KEEP_NOTHING, a);
     else
       *a = t->block[l - 1];
     a->x_NC = t->x_NC;
-    a->out_NC = keep == KEEP_NOTHING ? a->x_NC : push_f32(m, p->n, m->config.hidden);
+    Tensor leaving_NC = keep == KEEP_NOTHING ? a->x_NC : push_f32(m, p->n, c->hidden);
+    *(c->post_norm ? &a->norm2_NC : &a->out_NC) = leaving_NC;
     zeropp_gather(m->zero, unit_of_block(l));
-    block_forward(m, l, p->positions_N, call, t->delta_NC, a);
+    block_forward(m, l, p->place_N, call, t->delta_NC, a);
     zeropp_release(m->zero, unit_of_block(l));
-    t->x_NC = a->out_NC;
-    t->delta_NC = a->mid_NC;
+    t->x_NC = leaving_NC;
+    t->delta_NC = c->post_norm ? absent() : a->mid_NC;
   }
 }
 

@@ -6,26 +6,49 @@
 #ifndef MODEL_INTERNAL_H
 #define MODEL_INTERNAL_H
 
+#include "model/family.h"
 #include "model/model.h"
 
 /* ---- parameters by place in the table (specs.c); -1: the model has none ---- */
+typedef struct NormParams {
+  int weight, bias;
+} NormParams;
 typedef struct BlockParams {
-  int norm1, qkv, qkv_bias, o, o_bias, norm2, gate_up, gate_up_bias, down, down_bias;
-} BlockParams; /* qkv: q, joined with k and v; gate_up: gate, joined with up */
+  NormParams norm1, norm2;
+  int qkv, qkv_bias, q_norm, k_norm, o, o_bias, up, up_bias, down, down_bias;
+} BlockParams; /* qkv: q, joined with k and v; up: gate, joined with up, or up alone */
 typedef struct HeadParams {
-  int norm, weight, bias; /* weight: lm_head, the tied embedding, or score */
+  NormParams norm;
+  int project_out, weight, bias; /* weight: lm_head, the tied embedding, or score */
 } HeadParams;
 typedef struct ModelParams {
-  int embedding;
+  int embedding, positions, project_in;
   BlockParams *block; /* [n_layers] */
   HeadParams head;
 } ModelParams;
 /* The table and the places of its rows; both are malloc'ed. */
 int params_list(const ModelConfig *c, HeadKind head, ParamSpec **specs, ModelParams *places);
+/* "model.layers.3." */
+void block_prefix(const FamilyNames *names, int layer, char out[48]);
 
-/* cos and sin of every position up to the longest sequence seen; grows, never shrinks (rope.c). */
+/* Elements [start, start + count) of a parameter as runs of its tensor (places.c). Calls run(ctx,
+ * at, n, x) for each: n elements of the tensor from `at` on are the floats of x; reading fills x,
+ * writing finds it filled. Stops at the first run that does not return 0, and returns that. */
+typedef int (*TensorRun)(void *ctx, int64_t at, int64_t n, float *x);
+int place_read(const TensorPlace *p, const ParamSpec *s, int64_t start, int64_t count, float *w,
+               TensorRun run, void *ctx);
+int place_write(const TensorPlace *p, const ParamSpec *s, int64_t start, int64_t count,
+                const float *w, TensorRun run, void *ctx);
+
+/* cos and sin: rows of positions 0 .. for each set of frequencies in use (rope.c). One set serves
+ * all lengths, but for dynamic and longrope. */
+typedef struct RopeSet {
+  int key;              /* what the frequencies depend on beside the config */
+  int first, positions; /* rows of the table */
+} RopeSet;
 typedef struct RopeTable {
-  int positions;
+  int n;
+  RopeSet *set; /* [n], malloc'ed */
   Tensor cos_Pr, sin_Pr;
 } RopeTable;
 
@@ -40,6 +63,7 @@ struct Model {
   ZeroPP *zero;
   ModelParams params;
   RopeTable rope;
+  int rope_fixed; /* every sequence is rotated as if it were this long; 0: by its own length */
   double flops;
   json_t *source_config, *source_generation; /* the loaded folder's files, or NULL */
 };
@@ -54,6 +78,20 @@ static inline int unit_of_head(const Model *m) { return 1 + m->config.n_layers; 
 static inline bool head_is_tied(const Model *m) {
   return m->head == HEAD_LM && m->config.tied_head;
 }
+static inline int64_t embed_width(const ModelConfig *c) {
+  return c->embed_dim ? c->embed_dim : c->hidden;
+}
+static inline bool has_final_norm(const ModelConfig *c) {
+  return !c->post_norm && !c->no_final_norm;
+}
+static inline int rotary_width(const ModelConfig *c) {
+  return c->rotary_dim ? c->rotary_dim : c->head_dim;
+}
+/* Width of what the activation reads: gate and up side by side, or up. */
+static inline int64_t up_width(const ModelConfig *c) {
+  return (int64_t)c->ffn * (c->mlp == MLP_SWIGLU ? 2 : 1);
+}
+static inline int up_joined(const ModelConfig *c) { return c->mlp == MLP_SWIGLU ? 2 : 1; }
 static inline int64_t attn_width(const ModelConfig *c) { return (int64_t)c->n_heads * c->head_dim; }
 static inline int64_t qkv_width(const ModelConfig *c) {
   return (int64_t)(c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
@@ -69,24 +107,48 @@ static inline Tensor rows_of(Tensor x, int64_t first, int64_t n) { /* rows of a 
   return tensor_2d(at, x.dtype, n, x.dim[1]);
 }
 
+/* ---- pieces of a block (layers.c) ---- */
+
+/* y = x W^T + b; n_joined parameters stand for one matrix. bias < 0: none. */
+void linear(Model *m, Tensor x, int weight, int bias, int n_joined, Tensor y);
+/* dW += dy^T x, db += column sums of dy. */
+void linear_backward_weight(Model *m, Tensor dy, Tensor x, int weight, int bias, int n_joined);
+/* dx = dy W + beta dx. */
+void linear_backward_input(Model *m, Tensor dy, int weight, int n_joined, float beta, Tensor dx);
+
+/* What a norm's backward needs; mean_N is absent for RMSNorm, both where no backward follows. */
+typedef struct NormStats {
+  Tensor mean_N, rstd_N;
+} NormStats;
+NormStats norm_stats_push(Model *m, int64_t n);
+/* x += delta (may be absent); y = norm(x). y is not x. */
+void norm_forward(Model *m, NormParams p, Tensor x_NC, Tensor delta_NC, Tensor y_NC, NormStats s);
+/* dx += gradient through the norm. */
+void norm_backward(Model *m, NormParams p, Tensor dy_NC, Tensor x_NC, NormStats s, Tensor dx_NC);
+
 /* ---- the trunk (forward.c, backward.c) ---- */
 
-/* A packed batch on the device. */
+/* A packed batch on the device. place_N: each token's row in the table of learned positions, or in
+ * the rotary one. */
 typedef struct Packed {
   int n; /* tokens */
   Segments seg;
-  Tensor tokens_N, positions_N;
+  Tensor tokens_N, place_N;
 } Packed;
 Packed packed_upload(Model *m, Batch b); /* dies on an id or a length the model cannot take */
 
 /* One block's activations. The residual stream is never copied: a norm adds the previous residual
- * to the newest sublayer output, in the output's buffer, which so becomes the residual. */
+ * to the newest sublayer output, in the output's buffer, which so becomes the residual.
+ *   pre-norm:  norm1(x) -> qkv .. mid; norm2(mid += x) -> .. out, to which the next norm adds mid
+ *   post-norm: x -> qkv .. mid; norm1(mid += x) -> .. out; norm2(out += norm1) is the next x */
 typedef struct BlockActs {
-  Tensor x_NC; /* the residual that enters */
-  Tensor norm1_NC, rstd1_N, qkv_NQ, att_NA, lse_NH;
-  Tensor mid_NC; /* the residual after attention */
-  Tensor norm2_NC, rstd2_N, gu_N2F, act_NF;
-  Tensor out_NC; /* of the MLP; the next norm adds mid to it. Absent: not computed */
+  Tensor x_NC;                             /* the residual that enters */
+  Tensor norm1_NC, raw_NQ, qkv_NQ, att_NA; /* raw: in front of the q and k norms; else qkv */
+  Tensor mid_NC;                           /* the residual after attention */
+  Tensor norm2_NC, up_NU, act_NF;
+  Tensor out_NC; /* of the MLP. Absent: not computed */
+  NormStats stats1, stats2;
+  Tensor qk_rstd_NH, lse_NH;
 } BlockActs;
 
 typedef enum Keep {
@@ -97,8 +159,9 @@ typedef enum Keep {
 typedef struct TrunkActs {
   Keep keep;
   BlockActs *block; /* [n_layers]; malloc'ed; trunk_free */
+  Tensor embed_NE;  /* in front of project_in; absent without one */
   Tensor x_NC;      /* what the final norm adds delta to */
-  Tensor delta_NC;
+  Tensor delta_NC;  /* absent with post_norm */
 } TrunkActs;
 
 /* Who computes attention: packed sequences, or the caller of model_step with its KV cache. */
@@ -108,14 +171,30 @@ typedef struct AttnCall {
   void *ctx;
 } AttnCall;
 
-void block_forward(Model *m, int layer, Tensor positions_N, AttnCall call, Tensor delta_NC,
+void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor delta_NC,
                    BlockActs *a);
 void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkActs *t);
 void trunk_free(TrunkActs *t);
 /* dx_NC: gradient of the last block's residual output; overwritten. Reduces units 0 .. n_layers. */
 void trunk_backward(Model *m, const Packed *p, TrunkActs *t, Tensor dx_NC);
 
-void rope_ensure(Model *m, int positions);
+/* Makes the table hold positions 0 .. positions[i] - 1 of sequences of these lengths. Rows that
+ * rope_first told before are void. */
+void rope_ensure(Model *m, int n, const int32_t *lengths, const int32_t *positions);
+/* The row of position 0 of a sequence of this length. */
+int rope_first(const Model *m, int length);
+void rope_free(Model *m);
+
+/* ---- the final norm and projection (final.c) ---- */
+typedef struct FinalActs {
+  Tensor norm_NC; /* x + delta itself where the model has no final norm */
+  NormStats stats;
+  Tensor h_NE; /* what the head reads; norm itself without project_out */
+} FinalActs;
+/* The head's unit must be FULL. x becomes x + delta. */
+FinalActs final_forward(Model *m, Tensor x_NC, Tensor delta_NC, bool backward_follows);
+/* dx_NC = gradient of x + delta, written whole. */
+void final_backward(Model *m, const FinalActs *f, Tensor x_NC, Tensor dh_NE, Tensor dx_NC);
 
 /* ---- the heads (head.c) ---- */
 /* The head's units: its own, and the embedding where the head is tied to it. */
@@ -131,23 +210,27 @@ typedef struct LmRows {
   const int32_t *rows, *targets;
   float temperature;
 } LmRows;
-void head_logprobs(Model *m, Tensor norm_NC, LmRows r, float *logprobs, float *entropy);
-/* Adds to dnorm_NC and to the head's gradients. */
-void head_train_lm(Model *m, Tensor norm_NC, LmRows r, bool want_entropy, LmLoss loss, void *ctx,
-                   Tensor dnorm_NC);
-void head_values(Model *m, Tensor norm_NC, int n_rows, const int32_t *rows, float *values);
-void head_train_values(Model *m, Tensor norm_NC, int n_rows, const int32_t *rows, ValueLoss loss,
-                       void *ctx, Tensor dnorm_NC);
+void head_logprobs(Model *m, Tensor h_NE, LmRows r, float *logprobs, float *entropy);
+/* Adds to dh_NE and to the head's gradients. */
+void head_train_lm(Model *m, Tensor h_NE, LmRows r, bool want_entropy, LmLoss loss, void *ctx,
+                   Tensor dh_NE);
+void head_values(Model *m, Tensor h_NE, int n_rows, const int32_t *rows, float *values);
+void head_train_values(Model *m, Tensor h_NE, int n_rows, const int32_t *rows, ValueLoss loss,
+                       void *ctx, Tensor dh_NE);
 
 /* ---- model FLOPs (flops.c) ---- */
 double block_matrix_flops(const ModelConfig *c); /* of one token in one block */
 double attention_flops(const ModelConfig *c,
                        double keys); /* of one block; keys summed over queries */
-double head_flops(const ModelConfig *c, HeadKind head, int64_t n_rows);
+double embed_flops(const ModelConfig *c, double tokens);
+double head_flops(const ModelConfig *c, HeadKind head, int64_t n_rows); /* with project_out */
 
-/* ---- Hugging Face config files (config.c, config_rope.c, config_write.c) ---- */
-int config_read_rope(const json_t *root, const char *file, double default_theta, ModelConfig *c,
+/* ---- Hugging Face config files (config.c, config_flags.c, config_rope.c, config_write.c) ---- */
+int config_read_flags(const json_t *root, const char *file, const Family *f, ModelConfig *c,
+                      Error *err);
+int config_read_rope(const json_t *root, const char *file, const Family *f, ModelConfig *c,
                      Error *err);
+const char *activation_name(Activation a); /* "gelu_new" */
 int config_from_json(const json_t *root, const char *file, ModelConfig *out, Error *err);
 /* New references; what config.json and generation_config.json of a saved model hold. */
 json_t *config_to_json(const Model *m, DType dtype, const json_t *extra);

@@ -46,8 +46,7 @@ void model_init_param(Model *m, int param, uint64_t seed) {
 void model_free(Model *m) {
   if (!m) return;
   zeropp_destroy(m->zero);
-  device_free(m->device, m->rope.cos_Pr.data);
-  device_free(m->device, m->rope.sin_Pr.data);
+  rope_free(m);
   json_decref(m->source_config);
   json_decref(m->source_generation);
   free(m->params.block);

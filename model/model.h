@@ -14,23 +14,45 @@
 #include "zeropp/zeropp.h"
 
 typedef enum HeadKind { HEAD_LM, HEAD_SCALAR } HeadKind;
-typedef enum RopeKind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 } RopeKind;
+typedef enum RopeKind {
+  ROPE_DEFAULT,
+  ROPE_LINEAR,
+  ROPE_DYNAMIC, /* NTK: the base grows with a sequence that is longer than the original positions */
+  ROPE_LLAMA3,
+  ROPE_LONGROPE, /* short or long factors, by the length of the sequence */
+  ROPE_NONE      /* learned positions instead */
+} RopeKind;
+typedef enum NormKind { NORM_RMS, NORM_LAYER } NormKind; /* NORM_LAYER has a bias */
+typedef enum MlpKind { MLP_SWIGLU, MLP_PLAIN } MlpKind;  /* MLP_PLAIN: down(act(up x)) */
 #define MODEL_MAX_EOS 16
+#define MODEL_MAX_ROPE_PAIRS 256
 
-/* Feature flags: a new family is a row in a table (model/config.c), not a file. */
+/* Feature flags: a new family is a row in a table (model/families.c), not a file. All zero but the
+ * sizes is a plain Llama. */
 typedef struct ModelConfig {
   char family[32]; /* model_type, "llama" */
   int vocab_size, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, max_positions;
+  int embed_dim; /* of the token embedding and the head, projected to hidden and back; 0: hidden */
+  NormKind norm;
   float norm_eps;
+  bool post_norm;     /* a norm behind each residual sum instead of in front of each sublayer */
+  bool no_final_norm; /* always so with post_norm */
+  bool qk_norm;       /* RMSNorm of each query and key head */
+  MlpKind mlp;
+  Activation activation; /* MLP_PLAIN */
   bool tied_head;
   bool qkv_bias, o_bias, mlp_bias;
   int window; /* 0: none */
   RopeKind rope;
+  int rotary_dim; /* channels of a head that turn; 0: all */
   double rope_theta;
-  double rope_factor, rope_low_freq, rope_high_freq; /* linear: factor; llama3: all */
-  int rope_original_positions;
-  float init_std;                    /* initializer_range */
-  int bos_id, pad_id;                /* -1: none */
+  double rope_factor; /* linear, dynamic, llama3; longrope: 0 or what config.json gives */
+  double rope_low_freq, rope_high_freq; /* llama3 */
+  int rope_original_positions;          /* dynamic, llama3, longrope */
+  double rope_attention_factor;         /* longrope: 0 or what config.json gives */
+  float rope_short[MODEL_MAX_ROPE_PAIRS], rope_long[MODEL_MAX_ROPE_PAIRS]; /* longrope */
+  float init_std;                                                          /* initializer_range */
+  int bos_id, pad_id;                                                      /* -1: none */
   int n_eos, eos_ids[MODEL_MAX_EOS]; /* generation_config.json's, else config.json's */
   HeadKind head;                     /* what the checkpoint's architecture says */
   bool score_bias;                   /* the scalar head has a bias; its tensors tell, not config */
@@ -45,8 +67,18 @@ int model_config_read_file(const char *file, ModelConfig *out, Error *err);
 int model_config_check(const ModelConfig *c,
                        Error *err); /* consistency: heads divide, sizes positive... */
 int64_t model_config_params(const ModelConfig *c, HeadKind head);
-/* The parameter table of a model. Returns the count; *specs is malloc'ed. */
+/* The parameter table of a model. Returns the count; *specs is malloc'ed. Parameters that lie in
+ * one tensor of the checkpoint (fused) are rows of their own here, "...qkv_proj.q.weight". */
 int model_specs(const ModelConfig *c, HeadKind head, ParamSpec **specs);
+
+/* Where a parameter lies in the checkpoint: rows [first, first + dim[0]) of a tensor of `rows`
+ * rows; in_out: the tensor is stored transposed, [in, rows], and those are columns. */
+typedef struct TensorPlace {
+  char name[96];
+  int64_t first, rows;
+  bool in_out;
+} TensorPlace;
+TensorPlace model_place(const ModelConfig *c, const ParamSpec *s);
 
 typedef struct Model Model;
 typedef struct ModelOptions {
@@ -62,8 +94,8 @@ typedef struct ModelOptions {
 /* Loads a Hugging Face folder; each rank reads only its own pieces. Every tensor of the table must
  * be there with its shape; unknown extra tensors are an error naming the first (rotary inv_freq
  * buffers and a redundant tied lm_head are fine). A causal checkpoint loads as HEAD_SCALAR only
- * with init_head. Scalar heads found: score, v_head, value_head, reward_head (with .weight or
- * .summary.weight, [1, C] or [C]; a bias when there). Collective. */
+ * with init_head. Scalar heads found: score, v_head, value_head, reward_head, classifier (with
+ * .weight or .summary.weight, [1, C] or [C]; a bias when there). Collective. */
 Model *model_load(Device *d, Grid *g, Arena *arena, const char *dir, const ModelOptions *o,
                   Error *err);
 /* All that model_load checks before it reads a weight: config, head, every tensor's name, shape and
@@ -101,6 +133,19 @@ double model_flops_done(
 the matrices and causal attention from real lengths, backward twice, no recomputation counted */
 
 /* A Batch with n_seqs = 0 only takes part in the collectives (ranks with fewer micro-batches). */
+
+/* Dynamic and longrope rotate a whole sequence by frequencies that depend on its length. Each
+ * sequence of a batch is rotated by its own (as transformers' forward of that sequence alone),
+ * until the length is fixed here: then all are rotated as if they were that long. While text is
+ * generated its length is not known, so keys in the cache would belong to another length than the
+ * one that the finished sequence is scored with. PPO therefore fixes the length, for rollout,
+ * scoring and update alike, to the longest that prompt and answer may reach: the log-probabilities
+ * agree, and a token's never depend on what follows it. (transformers' generate changes frequencies
+ * on the way.) 0: each its own; model_step then takes the longest position so far of a call. Other
+ * kinds of rotation do not depend on it. */
+void model_rope_fix(Model *m, int length);
+int model_rope_fixed(const Model *m);
+bool model_rope_varies(const ModelConfig *c); /* dynamic, longrope */
 
 /* ---- inference: rows_R are positions in the packed batch (any order), results in host memory ----
  */

@@ -14,7 +14,7 @@ static double batch_flops(const Model *m, Batch b, int n_rows) {
 
 typedef struct Inference {
   ArenaMark mark;
-  Tensor norm_NC;
+  Tensor h_NE;
 } Inference;
 
 /* Trunk and final norm; the head is gathered and stays so until inference_end. */
@@ -24,10 +24,8 @@ static Inference inference_begin(Model *m, Batch b, int n_rows) {
   Packed p = packed_upload(m, b);
   TrunkActs t;
   trunk_forward(m, &p, (AttnCall){.seg = p.seg}, KEEP_NOTHING, &t);
-  f.norm_NC = push_f32(m, p.n, m->config.hidden);
   head_gather(m);
-  m->ops->rmsnorm_fwd(m->device, t.x_NC, t.delta_NC, zeropp_weight(m->zero, m->params.head.norm),
-                      m->config.norm_eps, f.norm_NC, absent());
+  f.h_NE = final_forward(m, t.x_NC, t.delta_NC, false).h_NE;
   trunk_free(&t);
   return f;
 }
@@ -41,14 +39,14 @@ void model_logprobs(Model *m, Batch b, int n_rows, const int32_t *rows, const in
                     float temperature, float *logprobs, float *entropy) {
   require(m->head == HEAD_LM);
   Inference f = inference_begin(m, b, n_rows);
-  head_logprobs(m, f.norm_NC, (LmRows){n_rows, rows, targets, temperature}, logprobs, entropy);
+  head_logprobs(m, f.h_NE, (LmRows){n_rows, rows, targets, temperature}, logprobs, entropy);
   inference_end(m, f);
 }
 
 void model_values(Model *m, Batch b, int n_rows, const int32_t *rows, float *values) {
   require(m->head == HEAD_SCALAR);
   Inference f = inference_begin(m, b, n_rows);
-  head_values(m, f.norm_NC, n_rows, rows, values);
+  head_values(m, f.h_NE, n_rows, rows, values);
   inference_end(m, f);
 }
 
@@ -56,10 +54,10 @@ void model_logits(Model *m, Batch b, int n_rows, const int32_t *rows, float *log
   require(m->head == HEAD_LM);
   Inference f = inference_begin(m, b, n_rows);
   if (n_rows > 0) {
-    Tensor rows_R = push_i32(m, n_rows, rows), h_RC = push_f32(m, n_rows, m->config.hidden);
+    Tensor rows_R = push_i32(m, n_rows, rows), h_RE = push_f32(m, n_rows, embed_width(&m->config));
     Tensor out_RV = push_f32(m, n_rows, m->config.vocab_size);
-    m->ops->gather_rows(m->device, f.norm_NC, rows_R, h_RC);
-    m->ops->gemm(m->device, GEMM_NT, 1, h_RC, head_weight(m), 0, out_RV);
+    m->ops->gather_rows(m->device, f.h_NE, rows_R, h_RE);
+    m->ops->gemm(m->device, GEMM_NT, 1, h_RE, head_weight(m), 0, out_RV);
     device_download(m->device, logits_RV, out_RV.data, tensor_bytes(out_RV));
   }
   inference_end(m, f);
@@ -71,7 +69,8 @@ typedef struct Training {
   ArenaMark mark;
   Packed batch;
   TrunkActs trunk;
-  Tensor norm_NC, rstd_N, dnorm_NC; /* dnorm starts at zero: the head adds to wanted rows */
+  FinalActs final;
+  Tensor dh_NE; /* starts at zero: the head adds to wanted rows */
 } Training;
 
 /* Forward up to the head, whose units are then FULL with open gradients. */
@@ -82,26 +81,19 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
   t.batch = packed_upload(m, b);
   trunk_forward(m, &t.batch, (AttnCall){.seg = t.batch.seg}, m->recompute ? KEEP_INPUTS : KEEP_ALL,
                 &t.trunk);
-  t.norm_NC = push_f32(m, t.batch.n, m->config.hidden);
-  t.rstd_N = push_f32_1d(m, t.batch.n);
-  t.dnorm_NC = push_f32(m, t.batch.n, m->config.hidden);
-  device_zero(m->device, t.dnorm_NC.data, tensor_bytes(t.dnorm_NC));
+  t.dh_NE = push_f32(m, t.batch.n, embed_width(&m->config));
+  device_zero(m->device, t.dh_NE.data, tensor_bytes(t.dh_NE));
   head_gather(m);
   zeropp_open_grad(m->zero, unit_of_head(m));
   if (head_is_tied(m)) zeropp_open_grad(m->zero, 0);
-  m->ops->rmsnorm_fwd(m->device, t.trunk.x_NC, t.trunk.delta_NC,
-                      zeropp_weight(m->zero, m->params.head.norm), m->config.norm_eps, t.norm_NC,
-                      t.rstd_N);
+  t.final = final_forward(m, t.trunk.x_NC, t.trunk.delta_NC, true);
   return t;
 }
 
 /* The final norm's backward, then the trunk's. A tied embedding's gradient stays open for both. */
 static void training_end(Model *m, Training *t) {
   Tensor dx_NC = push_f32(m, t->batch.n, m->config.hidden);
-  device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
-  int norm = m->params.head.norm;
-  m->ops->rmsnorm_bwd(m->device, t->dnorm_NC, t->trunk.x_NC, zeropp_weight(m->zero, norm),
-                      t->rstd_N, dx_NC, zeropp_grad(m->zero, norm));
+  final_backward(m, &t->final, t->trunk.x_NC, t->dh_NE, dx_NC);
   zeropp_reduce(m->zero, unit_of_head(m));
   head_release(m);
   trunk_backward(m, &t->batch, &t->trunk, dx_NC);
@@ -113,8 +105,8 @@ void model_train_lm(Model *m, Batch b, int n_rows, const int32_t *rows, const in
                     float temperature, bool want_entropy, LmLoss loss, void *ctx) {
   require(m->head == HEAD_LM);
   Training t = training_begin(m, b, n_rows);
-  head_train_lm(m, t.norm_NC, (LmRows){n_rows, rows, targets, temperature}, want_entropy, loss, ctx,
-                t.dnorm_NC);
+  head_train_lm(m, t.final.h_NE, (LmRows){n_rows, rows, targets, temperature}, want_entropy, loss,
+                ctx, t.dh_NE);
   training_end(m, &t);
 }
 
@@ -122,6 +114,6 @@ void model_train_values(Model *m, Batch b, int n_rows, const int32_t *rows, Valu
                         void *ctx) {
   require(m->head == HEAD_SCALAR);
   Training t = training_begin(m, b, n_rows);
-  head_train_values(m, t.norm_NC, n_rows, rows, loss, ctx, t.dnorm_NC);
+  head_train_values(m, t.final.h_NE, n_rows, rows, loss, ctx, t.dh_NE);
   training_end(m, &t);
 }

@@ -8,30 +8,58 @@
 #include "core/fs.h"
 #include "model/internal.h"
 
+typedef struct SavedTensor {
+  char name[96];
+  int ndim, file;
+  int64_t dim[2], numel;
+} SavedTensor;
+
 typedef struct SavePlan {
   Model *m;
   const SaveOptions *o;
   char *tmp; /* the folder being written */
-  int n_files;
-  int *file_of; /* [n_params] */
+  int n_files, n_tensors;
+  SavedTensor *tensor; /* [n_tensors], in table order */
+  int *tensor_of;      /* [n_params]: the tensor that holds the parameter */
 } SavePlan;
 
-static int64_t param_numel(const ParamSpec *s) {
-  return s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+static TensorPlace place_of(const SavePlan *p, int param) {
+  return model_place(&p->m->config, zeropp_spec(p->m->zero, param));
+}
+
+/* Parameters of one tensor follow each other in the table. */
+static void plan_tensors(SavePlan *p) {
+  int n = zeropp_n_params(p->m->zero);
+  p->tensor = mem_alloc((size_t)n, sizeof *p->tensor);
+  p->tensor_of = mem_alloc((size_t)n, sizeof *p->tensor_of);
+  for (int i = 0; i < n; i++) {
+    const ParamSpec *s = zeropp_spec(p->m->zero, i);
+    TensorPlace at = place_of(p, i);
+    bool next = p->n_tensors == 0 || strcmp(p->tensor[p->n_tensors - 1].name, at.name) != 0;
+    if (next) {
+      SavedTensor *t = &p->tensor[p->n_tensors++];
+      *t = (SavedTensor){.ndim = s->ndim, .dim = {at.rows, s->ndim == 2 ? s->dim[1] : 1}};
+      snprintf(t->name, sizeof t->name, "%s", at.name);
+      t->numel = t->dim[0] * t->dim[1];
+      if (at.in_out) {
+        t->dim[0] = s->dim[1];
+        t->dim[1] = at.rows;
+      }
+    }
+    p->tensor_of[i] = p->n_tensors - 1;
+  }
 }
 
 static void plan_files(SavePlan *p) {
-  int n = zeropp_n_params(p->m->zero);
-  p->file_of = mem_alloc((size_t)n, sizeof(int));
   uint64_t limit = p->o->max_shard_bytes, used = 0;
   p->n_files = 1;
-  for (int i = 0; i < n; i++) {
-    uint64_t bytes = (uint64_t)param_numel(zeropp_spec(p->m->zero, i)) * dtype_size(p->o->dtype);
+  for (int i = 0; i < p->n_tensors; i++) {
+    uint64_t bytes = (uint64_t)p->tensor[i].numel * dtype_size(p->o->dtype);
     if (limit && used && used + bytes > limit) {
       p->n_files++;
       used = 0;
     }
-    p->file_of[i] = p->n_files - 1;
+    p->tensor[i].file = p->n_files - 1;
     used += bytes;
   }
 }
@@ -56,17 +84,32 @@ static int check_range(const ParamSpec *s, DType dtype, const float *w, int64_t 
   return 0;
 }
 
+typedef struct Target {
+  StWriter *w;
+  int index; /* of the tensor in its file */
+  Error *err;
+} Target;
+
+static int write_run(void *ctx, int64_t at, int64_t n, float *x) {
+  const Target *t = ctx;
+  return stw_write_f32(t->w, t->index, at, n, x, t->err);
+}
+
 static int write_pieces(SavePlan *p, int file, StWriter *w, Error *err) {
   ZeroPP *z = p->m->zero;
-  int index = 0;
+  int first = 0; /* tensor of the file */
+  while (p->tensor[first].file != file) first++;
   for (int i = 0; i < zeropp_n_params(z); i++) {
-    if (p->file_of[i] != file) continue;
+    int tensor = p->tensor_of[i];
+    if (p->tensor[tensor].file != file) continue;
+    const ParamSpec *s = zeropp_spec(z, i);
+    TensorPlace at = place_of(p, i);
+    Target target = {.w = w, .index = tensor - first, .err = err};
     int64_t start, count;
     const float *x = zeropp_shard(z, p->o->kind, i, &start, &count);
-    if (count > 0 && (check_range(zeropp_spec(z, i), p->o->dtype, x, count, err) ||
-                      stw_write_f32(w, index, start, count, x, err)))
+    if (check_range(s, p->o->dtype, x, count, err) ||
+        place_write(&at, s, start, count, x, write_run, &target))
       return -1;
-    index++;
   }
   return 0;
 }
@@ -78,9 +121,9 @@ static StWriter *layout_file(SavePlan *p, int file) {
   StWriter *w = stw_begin(path);
   free(path);
   stw_metadata(w, "format", "pt"); /* transformers refuses a file without it */
-  for (int i = 0; i < zeropp_n_params(p->m->zero); i++) {
-    const ParamSpec *s = zeropp_spec(p->m->zero, i);
-    if (p->file_of[i] == file) stw_add(w, s->name, p->o->dtype, s->ndim, s->dim);
+  for (int i = 0; i < p->n_tensors; i++) {
+    const SavedTensor *t = &p->tensor[i];
+    if (t->file == file) stw_add(w, t->name, p->o->dtype, t->ndim, t->dim);
   }
   return w;
 }
@@ -123,12 +166,11 @@ static int write_json(const char *dir, const char *name, const json_t *j, Error 
 static int write_index(const SavePlan *p, Error *err) {
   int64_t numel = 0;
   json_t *map = json_object();
-  for (int i = 0; i < zeropp_n_params(p->m->zero); i++) {
-    const ParamSpec *s = zeropp_spec(p->m->zero, i);
+  for (int i = 0; i < p->n_tensors; i++) {
     char name[64];
-    file_name(p, p->file_of[i], name);
-    json_object_set_new(map, s->name, json_string(name));
-    numel += param_numel(s);
+    file_name(p, p->tensor[i].file, name);
+    json_object_set_new(map, p->tensor[i].name, json_string(name));
+    numel += p->tensor[i].numel;
   }
   json_int_t bytes = (json_int_t)numel * (json_int_t)dtype_size(p->o->dtype);
   json_t *index = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", bytes, "weight_map", map);
@@ -190,6 +232,7 @@ int model_save(Model *m, const char *dir, const SaveOptions *o, Error *err) {
   require(o->dtype == DT_F32 || o->dtype == DT_BF16 || o->dtype == DT_F16);
   SavePlan p = {.m = m, .o = o};
   if (begin_folder(&p, dir, err)) return -1;
+  plan_tensors(&p);
   plan_files(&p);
   int rc = 0;
   for (int i = 0; i < p.n_files && !rc; i++) rc = write_file(&p, i, err);
@@ -204,6 +247,7 @@ int model_save(Model *m, const char *dir, const SaveOptions *o, Error *err) {
     error_prefix(err, "cannot save %s", dir);
   }
   free(p.tmp);
-  free(p.file_of);
+  free(p.tensor);
+  free(p.tensor_of);
   return rc;
 }

@@ -1,7 +1,8 @@
-/* The parameter table: one row per tensor of the checkpoint, in memory order. It drives allocation,
- * sharding, files and messages. Unit 0 is the embedding, 1 .. L the blocks, L + 1 the final norm
- * and the head. q, k, v (and gate, up) are joined, their biases alike, so that each group is one
- * GEMM. A tied head has no row of its own. */
+/* The parameter table: one row per parameter, in memory order. It drives allocation, sharding,
+ * files and messages. Unit 0 is the embeddings, 1 .. L the blocks, L + 1 the final norm and the
+ * head. q, k, v (and gate, up) are joined, their biases alike, so that each group is one GEMM; they
+ * are rows of their own also where a checkpoint holds them in one tensor, so that each is cut by
+ * its own rows (model_place knows the tensor). A tied head has no row of its own. */
 #include <stdio.h>
 #include <string.h>
 
@@ -41,17 +42,34 @@ static int add_vector(SpecList *l, const char *name, int64_t n, int tp, bool joi
       name);
 }
 
-/* Rows "PREFIX.NAME.weight" (or .bias) of several joined projections; the place of the first. */
-static int add_group(SpecList *l, const char *prefix, int n, const char *const *names,
-                     const int64_t *out, int64_t in, bool bias) {
+static int add_named(SpecList *l, const char *name, const char *end, int64_t out, int64_t in,
+                     int tp) {
+  char full[96];
+  snprintf(full, sizeof full, "%s.%s", name, end);
+  return add_matrix(l, full, out, in, tp, false);
+}
+
+/* Several projections that are one GEMM: rows "PREFIX NAME.weight" (or .bias), where NAME is the
+ * member's tensor or its part of a fused one. The place of the first. */
+typedef struct Group {
+  int n;
+  const char *fused, *names[3], *parts[3]; /* fused: NULL where each has its tensor */
+  int64_t out[3], in;
+} Group;
+
+static int add_group(SpecList *l, const char *prefix, const Group *g, bool bias) {
+  const char *end = bias ? "bias" : "weight";
   int first = l->n;
-  for (int i = 0; i < n; i++) {
+  for (int i = 0; i < g->n; i++) {
     char name[96];
-    snprintf(name, sizeof name, "%s.%s.%s", prefix, names[i], bias ? "bias" : "weight");
-    if (bias)
-      add_vector(l, name, out[i], ROWS, i > 0, INIT_ZEROS);
+    if (g->fused)
+      snprintf(name, sizeof name, "%s%s.%s.%s", prefix, g->fused, g->parts[i], end);
     else
-      add_matrix(l, name, out[i], in, ROWS, i > 0);
+      snprintf(name, sizeof name, "%s%s.%s", prefix, g->names[i], end);
+    if (bias)
+      add_vector(l, name, g->out[i], ROWS, i > 0, INIT_ZEROS);
+    else
+      add_matrix(l, name, g->out[i], g->in, ROWS, i > 0);
   }
   return first;
 }
@@ -60,56 +78,93 @@ static int add_group(SpecList *l, const char *prefix, int n, const char *const *
 static void add_output(SpecList *l, const char *prefix, const char *name, int64_t out, int64_t in,
                        bool bias, int *weight_at, int *bias_at) {
   char full[96];
-  snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
+  snprintf(full, sizeof full, "%s%s.weight", prefix, name);
   *weight_at = add_matrix(l, full, out, in, COLUMNS, false);
-  snprintf(full, sizeof full, "%s.%s.bias", prefix, name);
+  snprintf(full, sizeof full, "%s%s.bias", prefix, name);
   *bias_at = bias ? add_vector(l, full, out, REPLICATED, false, INIT_ZEROS) : -1;
 }
 
-static void add_block(SpecList *l, const ModelConfig *c, int layer, BlockParams *p) {
-  static const char *const qkv[] = {"q_proj", "k_proj", "v_proj"};
-  static const char *const gate_up[] = {"gate_proj", "up_proj"};
-  int64_t q = attn_width(c), kv = (int64_t)c->n_kv_heads * c->head_dim;
-  int64_t qkv_out[] = {q, kv, kv}, gate_up_out[] = {c->ffn, c->ffn};
-  char block[48], attn[64], mlp[64], name[96];
-  snprintf(block, sizeof block, "model.layers.%d", layer);
-  snprintf(attn, sizeof attn, "%s.self_attn", block);
-  snprintf(mlp, sizeof mlp, "%s.mlp", block);
+static NormParams add_norm(SpecList *l, const char *prefix, const char *name, int64_t n,
+                           NormKind kind) {
+  NormParams p = {.bias = -1};
+  char full[96];
+  snprintf(full, sizeof full, "%s%s.weight", prefix, name);
+  p.weight = add_vector(l, full, n, REPLICATED, false, INIT_ONES);
+  snprintf(full, sizeof full, "%s%s.bias", prefix, name);
+  if (kind == NORM_LAYER) p.bias = add_vector(l, full, n, REPLICATED, false, INIT_ZEROS);
+  return p;
+}
 
+static void add_attention(SpecList *l, const ModelConfig *c, const char *prefix, BlockParams *p) {
+  const FamilyNames *t = family_of(c)->names;
+  int64_t q = attn_width(c), kv = (int64_t)c->n_kv_heads * c->head_dim;
+  Group qkv = {3, t->qkv, {t->q, t->k, t->v}, {"q", "k", "v"}, {q, kv, kv}, c->hidden};
+  p->qkv = add_group(l, prefix, &qkv, false);
+  p->qkv_bias = c->qkv_bias ? add_group(l, prefix, &qkv, true) : -1;
+  p->q_norm = p->k_norm = -1;
+  if (c->qk_norm) {
+    p->q_norm = add_norm(l, prefix, t->q_norm, c->head_dim, NORM_RMS).weight;
+    p->k_norm = add_norm(l, prefix, t->k_norm, c->head_dim, NORM_RMS).weight;
+  }
+  add_output(l, prefix, t->o, c->hidden, q, c->o_bias, &p->o, &p->o_bias);
+}
+
+static void add_mlp(SpecList *l, const ModelConfig *c, const char *prefix, BlockParams *p) {
+  const FamilyNames *t = family_of(c)->names;
+  Group up = {1, NULL, {t->up}, {NULL}, {c->ffn}, c->hidden};
+  if (c->mlp == MLP_SWIGLU)
+    up = (Group){2, t->gate_up, {t->gate, t->up}, {"gate", "up"}, {c->ffn, c->ffn}, c->hidden};
+  p->up = add_group(l, prefix, &up, false);
+  p->up_bias = c->mlp_bias ? add_group(l, prefix, &up, true) : -1;
+  add_output(l, prefix, t->down, c->hidden, c->ffn, c->mlp_bias, &p->down, &p->down_bias);
+}
+
+static void add_block(SpecList *l, const ModelConfig *c, int layer, BlockParams *p) {
+  const FamilyNames *t = family_of(c)->names;
+  char prefix[48];
+  block_prefix(t, layer, prefix);
   l->unit = unit_of_block(layer);
-  snprintf(name, sizeof name, "%s.input_layernorm.weight", block);
-  p->norm1 = add_vector(l, name, c->hidden, REPLICATED, false, INIT_ONES);
-  p->qkv = add_group(l, attn, 3, qkv, qkv_out, c->hidden, false);
-  p->qkv_bias = c->qkv_bias ? add_group(l, attn, 3, qkv, qkv_out, c->hidden, true) : -1;
-  add_output(l, attn, "o_proj", c->hidden, q, c->o_bias, &p->o, &p->o_bias);
-  snprintf(name, sizeof name, "%s.post_attention_layernorm.weight", block);
-  p->norm2 = add_vector(l, name, c->hidden, REPLICATED, false, INIT_ONES);
-  p->gate_up = add_group(l, mlp, 2, gate_up, gate_up_out, c->hidden, false);
-  p->gate_up_bias = c->mlp_bias ? add_group(l, mlp, 2, gate_up, gate_up_out, c->hidden, true) : -1;
-  add_output(l, mlp, "down_proj", c->hidden, c->ffn, c->mlp_bias, &p->down, &p->down_bias);
+  p->norm1 = add_norm(l, prefix, t->norm1, c->hidden, c->norm);
+  add_attention(l, c, prefix, p);
+  p->norm2 = add_norm(l, prefix, t->norm2, c->hidden, c->norm);
+  add_mlp(l, c, prefix, p);
+}
+
+static void add_embeddings(SpecList *l, const ModelConfig *c, ModelParams *p) {
+  const Family *f = family_of(c);
+  int64_t width = embed_width(c), rows = (int64_t)c->max_positions + f->position_offset;
+  p->embedding = add_named(l, f->names->embedding, "weight", c->vocab_size, width, ROWS);
+  p->positions = p->project_in = -1;
+  if (c->rope == ROPE_NONE)
+    p->positions = add_named(l, f->names->positions, "weight", rows, c->hidden, REPLICATED);
+  if (width != c->hidden)
+    p->project_in = add_named(l, f->names->project_in, "weight", c->hidden, width, REPLICATED);
 }
 
 static void add_head(SpecList *l, const ModelConfig *c, HeadKind head, ModelParams *p) {
+  const FamilyNames *t = family_of(c)->names;
+  int64_t width = embed_width(c);
   l->unit = 1 + c->n_layers;
-  p->head.norm = add_vector(l, "model.norm.weight", c->hidden, REPLICATED, false, INIT_ONES);
-  p->head.bias = -1;
+  p->head = (HeadParams){.norm = {-1, -1}, .project_out = -1, .bias = -1};
+  if (has_final_norm(c)) p->head.norm = add_norm(l, "", t->final_norm, c->hidden, c->norm);
+  if (width != c->hidden)
+    p->head.project_out = add_named(l, t->project_out, "weight", width, c->hidden, REPLICATED);
   if (head == HEAD_SCALAR) {
-    p->head.weight = add_matrix(l, "score.weight", 1, c->hidden, REPLICATED, false);
+    p->head.weight = add_matrix(l, "score.weight", 1, width, REPLICATED, false);
     if (c->score_bias) p->head.bias = add_vector(l, "score.bias", 1, REPLICATED, false, INIT_ZEROS);
   } else if (c->tied_head) {
     p->head.weight = p->embedding;
   } else {
-    p->head.weight = add_matrix(l, "lm_head.weight", c->vocab_size, c->hidden, ROWS, false);
+    p->head.weight = add_matrix(l, "lm_head.weight", c->vocab_size, width, ROWS, false);
   }
 }
 
 int params_list(const ModelConfig *c, HeadKind head, ParamSpec **specs, ModelParams *places) {
-  enum { MOST_PER_BLOCK = 16, MOST_OUTSIDE = 4 };
+  enum { MOST_PER_BLOCK = 20, MOST_OUTSIDE = 8 };
   size_t most = (size_t)c->n_layers * MOST_PER_BLOCK + MOST_OUTSIDE;
   SpecList l = {.v = mem_zalloc(most, sizeof(ParamSpec)), .init_std = c->init_std};
   places->block = mem_zalloc((size_t)c->n_layers, sizeof(BlockParams));
-  places->embedding =
-      add_matrix(&l, "model.embed_tokens.weight", c->vocab_size, c->hidden, ROWS, false);
+  add_embeddings(&l, c, places);
   for (int i = 0; i < c->n_layers; i++) add_block(&l, c, i, &places->block[i]);
   add_head(&l, c, head, places);
   *specs = l.v;

@@ -10,7 +10,7 @@ static double step_flops(const Model *m, int n, const int32_t *positions, int n_
     keys += c->window && seen > c->window ? c->window : seen;
   }
   double block = n * block_matrix_flops(c) + attention_flops(c, keys);
-  return c->n_layers * block + head_flops(c, HEAD_LM, n_rows);
+  return embed_flops(c, n) + c->n_layers * block + head_flops(c, HEAD_LM, n_rows);
 }
 
 static void check_step(const Model *m, int n, const int32_t *tokens, const int32_t *positions) {
@@ -29,12 +29,26 @@ static void step_head(Model *m, const TrunkActs *t, int n_rows, const int32_t *r
   const Ops *op = m->ops;
   int hidden = m->config.hidden;
   Tensor rows_R = push_i32(m, n_rows, rows), x_RC = push_f32(m, n_rows, hidden);
-  Tensor delta_RC = push_f32(m, n_rows, hidden), norm_RC = push_f32(m, n_rows, hidden);
+  Tensor delta_RC = t->delta_NC.data ? push_f32(m, n_rows, hidden) : absent();
   op->gather_rows(m->device, t->x_NC, rows_R, x_RC);
-  op->gather_rows(m->device, t->delta_NC, rows_R, delta_RC);
-  op->rmsnorm_fwd(m->device, x_RC, delta_RC, zeropp_weight(m->zero, m->params.head.norm),
-                  m->config.norm_eps, norm_RC, absent());
-  op->gemm(m->device, GEMM_NT, 1, norm_RC, head_weight(m), 0, logits_RV);
+  if (delta_RC.data) op->gather_rows(m->device, t->delta_NC, rows_R, delta_RC);
+  Tensor h_RE = final_forward(m, x_RC, delta_RC, false).h_NE;
+  op->gemm(m->device, GEMM_NT, 1, h_RE, head_weight(m), 0, logits_RV);
+}
+
+/* All sequences of a cache are rotated alike, since a token's sequence is not told apart here. */
+static void step_places(Model *m, int n, const int32_t *positions, int32_t *place) {
+  const ModelConfig *c = &m->config;
+  if (model_rope_varies(c) && !m->rope_fixed)
+    die("rotary positions depend on the length of a sequence, and none is fixed for generation");
+  int32_t longest = 0, first = family_of(c)->position_offset;
+  for (int i = 0; i < n; i++)
+    if (positions[i] >= longest) longest = positions[i] + 1;
+  if (c->rope != ROPE_NONE) {
+    rope_ensure(m, 1, &longest, &longest);
+    first = rope_first(m, longest);
+  }
+  for (int i = 0; i < n; i++) place[i] = first + positions[i];
 }
 
 void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions, Attend attend,
@@ -42,11 +56,10 @@ void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions
   require(m->head == HEAD_LM);
   check_step(m, n, tokens, positions);
   ArenaMark mark = arena_mark(m->arena);
-  int longest = 0;
-  for (int i = 0; i < n; i++)
-    if (positions[i] >= longest) longest = positions[i] + 1;
-  rope_ensure(m, longest);
-  Packed p = {.n = n, .tokens_N = push_i32(m, n, tokens), .positions_N = push_i32(m, n, positions)};
+  int32_t *place = mem_alloc((size_t)n, sizeof(int32_t));
+  step_places(m, n, positions, place);
+  Packed p = {.n = n, .tokens_N = push_i32(m, n, tokens), .place_N = push_i32(m, n, place)};
+  free(place);
   TrunkActs t;
   trunk_forward(m, &p, (AttnCall){.attend = attend, .ctx = ctx}, KEEP_NOTHING, &t);
   head_gather(m);

@@ -6,11 +6,12 @@
  * differ by about 1e-6 of the largest; 2e-5 leaves room for three to five layers of them, 1e-4 for
  * gradients and ten optimizer steps, and a wrong formula is far outside both.
  *
- * Two kinds of numbers have no magnitude of their own to be measured by, since they are what is
+ * Some numbers have no magnitude of their own to be measured by, since they are what is
  * left when larger ones cancel (PyTorch differs from itself by as much, with other threads):
  * - a score, or the values of a one-token answer: measured as part of its quantity over all
  *   sequences of the folder, which the reference stores sequence by sequence;
- * - a mean of terms of both signs (policy loss, k1): measured by its largest term. */
+ * - a mean of terms of both signs (policy loss, k1): measured by its largest term;
+ * - the gradient of key biases without rotary positions, 0 in exact arithmetic: by the queries'. */
 #ifndef PARITY_H
 #define PARITY_H
 

@@ -115,20 +115,52 @@ void parity_mean(Parity *p, const char *figure, double got, double largest_term)
   free(want);
 }
 
+/* The elements of a parameter in its reference tensor. */
+static float *reference_of(const float *tensor, const TensorPlace *at, const ParamSpec *s) {
+  int64_t rows = s->dim[0], in = s->dim[1];
+  float *x = mem_alloc((size_t)(rows * in), sizeof *x);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < in; c++) {
+      int64_t row = at->first + r;
+      x[r * in + c] = at->in_out ? tensor[c * at->rows + row] : tensor[row * in + c];
+    }
+  return x;
+}
+
+/* What a parameter's differences are measured by: its tensor's largest magnitude. Adding to all
+ * keys changes no attention, unless positions turn them: such a bias has a gradient of exactly 0,
+ * of which rounding is left, and is measured by its queries' bias. */
+static double scale_of(const Parity *p, const Model *m, const char *name, const float *tensor,
+                       int64_t n) {
+  char other[192];
+  snprintf(other, sizeof other, "%s", name);
+  char *key = strstr(other, "k_proj.bias");
+  if (model_config(m)->rope != ROPE_NONE || !key) return largest(tensor, n);
+  *key = 'q';
+  float *queries = parity_f32(p, other, n);
+  double scale = largest(queries, n);
+  free(queries);
+  return scale;
+}
+
 void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix) {
   ZeroPP *z = model_zero(m);
   for (int i = 0; i < zeropp_n_params(z); i++) {
     const ParamSpec *s = zeropp_spec(z, i);
+    TensorPlace at = model_place(model_config(m), s);
     char name[160];
-    snprintf(name, sizeof name, "%s%s", prefix, s->name);
-    int64_t numel = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1), start, count;
-    float *want = parity_f32(p, name, numel);
+    snprintf(name, sizeof name, "%s%s", prefix, at.name);
+    int64_t numel = at.rows * s->dim[1], start, count;
+    float *tensor = parity_f32(p, name, numel);
+    float *want = reference_of(tensor, &at, s);
     const float *got = zeropp_shard(z, kind, i, &start, &count);
     double diff = count > 0 ? difference(got, want + start, count) : 0;
     if (isnan(diff)) diff = INFINITY;
     comm_all_reduce_f64(p->grid->all, &diff, 1, true);
-    record(p, figure, PARITY_GRADIENT, relative(diff, largest(want, numel)), s->name);
+    record(p, figure, PARITY_GRADIENT, relative(diff, scale_of(p, m, name, tensor, numel)),
+           s->name);
     free(want);
+    free(tensor);
   }
 }
 

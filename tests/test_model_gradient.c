@@ -1,57 +1,8 @@
 /* Gradients of the whole model against finite differences, with everything on: biases, grouped
  * heads, tied and untied heads, temperature, entropy; and recomputation gives the same bits. */
-#include "tests/model_test.h"
+#include "tests/model_gradient_test.h"
 
 static const int lengths[] = {7, 1, 12, 2};
-
-/* Moves parameter p by h along the direction. */
-static void move(Model *m, int p, const float *direction, double h) {
-  int64_t start, count;
-  float *w = zeropp_shard(model_zero(m), STATE_MASTER, p, &start, &count);
-  for (int64_t i = 0; i < count; i++) w[i] += (float)(h * (double)direction[i]);
-  zeropp_weights_written(model_zero(m));
-}
-
-static double slope(Model *m, const TestBatch *b, int flags, int p, const float *direction,
-                    double h) {
-  move(m, p, direction, h);
-  double up = eval_batch(m, b, flags);
-  move(m, p, direction, -2 * h);
-  double down = eval_batch(m, b, flags);
-  move(m, p, direction, h);
-  return (up - down) / (2 * h);
-}
-
-/* Along the gradient itself the slope is its length; along a random direction, the dot product.
- * Step 4e-3 in a unit direction: the loss's float32 noise, about 4e-7, is then 1e-4 of slope; the
- * third-order term falls with the square of the step and stays below 2e-3 of |g|. */
-static void check_parameter(Model *m, const TestBatch *b, int flags, int p) {
-  int64_t start, count;
-  const float *g = zeropp_shard(model_zero(m), STATE_GRAD, p, &start, &count);
-  float *unit = mem_alloc((size_t)count, sizeof *unit);
-  float *random = mem_alloc((size_t)count, sizeof *random);
-  double norm = 0, size = 0, dot = 0;
-  for (int64_t i = 0; i < count; i++) {
-    random[i] = rng_normal(3, (uint64_t)p, (uint64_t)i);
-    norm += (double)g[i] * (double)g[i];
-    size += (double)random[i] * (double)random[i];
-  }
-  norm = sqrt(norm);
-  size = sqrt(size);
-  if (norm < 1e-3) fail_msg("%s has no gradient", zeropp_spec(model_zero(m), p)->name);
-  for (int64_t i = 0; i < count; i++) {
-    unit[i] = (float)((double)g[i] / norm);
-    random[i] = (float)((double)random[i] / size);
-    dot += (double)random[i] * (double)g[i];
-  }
-  double along = slope(m, b, flags, p, unit, 4e-3), across = slope(m, b, flags, p, random, 4e-3);
-  double tolerance = 2e-3 * norm + 1e-4;
-  if (fabs(along - norm) > tolerance || fabs(across - dot) > tolerance)
-    fail_msg("%s: |g| %.6f, slope %.6f; random: g.r %.6f, slope %.6f",
-             zeropp_spec(model_zero(m), p)->name, norm, along, dot, across);
-  free(unit);
-  free(random);
-}
 
 static void check_model(HeadKind head, bool tied, bool biases, int flags) {
   Bench bench = bench_open();
@@ -63,7 +14,7 @@ static void check_model(HeadKind head, bool tied, bool biases, int flags) {
   double trained = train_batch(m, &b, flags), scored = eval_batch(m, &b, flags);
   /* The same kernels on the same rows. */
   assert_true(fabs(trained - scored) < 1e-6);
-  for (int p = 0; p < zeropp_n_params(model_zero(m)); p++) check_parameter(m, &b, flags, p);
+  for (int p = 0; p < zeropp_n_params(model_zero(m)); p++) check_parameter(m, &b, flags, p, PART_SMOOTH);
   model_free(m);
   bench_close(&bench);
 }
