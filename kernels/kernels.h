@@ -343,7 +343,7 @@ void comm_queue_stop(void);
 bool comm_queue_runs(void);
 
 /* A collective of which nothing arrives for this long dies, naming itself, its group and the ranks
- * that are missing. 0: waits for ever. 60 at the start of a process. */
+ * that are missing. 0, as at the start of a process: waits for ever. */
 void comm_set_timeout(double seconds);
 
 typedef struct TrafficCount {

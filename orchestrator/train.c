@@ -20,11 +20,14 @@ int session_open(Session *s, const Recipe *r, Error *err) {
   if (!s->grid) return -1;
   s->device = device_open(kind, (int)r->run.threads, err);
   if (comm_agree(s->grid->all, s->device ? 0 : -1, err)) return -1;
+  comm_set_timeout(r->zeropp.timeout_seconds);
+  if (r->zeropp.prefetch > 0) comm_queue_start();
   s->arena = arena_create(s->device, arena_take, arena_give);
   return 0;
 }
 
 void session_close(Session *s) {
+  comm_queue_stop();
   report_close(s->report);
   sft_set_free(&s->data.sft);
   sft_set_free(&s->data.sft_held);

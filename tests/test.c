@@ -110,6 +110,7 @@ int test_run(int argc, char **argv, const struct CMUnitTest *tests, size_t n) {
   /* A rank whose assertion failed would go on to the next test and leave the others waiting in this
    * one: it says what failed and ends them all. */
   if (launch_world() > 1) setenv("CMOCKA_TEST_ABORT", "1", 1);
+  comm_set_timeout(120);
   int failed = _cmocka_run_group_tests(argv[0], tests, n, NULL, NULL);
   double f = failed;
   Grid *g = grid_create(0, &err);
