@@ -28,7 +28,7 @@ for tool in ip tc unshare mpirun; do
 done
 
 net=rlhf$$ # prefix of all names
-job= tmp=
+job="" tmp=""
 spaces() { ip netns list 2>/dev/null | cut -d' ' -f1 | grep "^$net-"; }
 processes() { for n in $(spaces); do ip netns pids "$n"; done; }
 

@@ -4,20 +4,21 @@
 
 #include "orchestrator/cli.h"
 
-/* One way to run the engine. */
+/* One way to run the engine; accumulate_node counts where there are several micro-batches. */
 typedef struct BenchMode {
   const char *name;
+  ZeroPPConfig zero;
 } BenchMode;
 /* The modes of a list parted by commas, in its order (NULL: all of them); the count, or -1. The
  * caller frees *out. */
-int bench_modes_parse(const char *list, const BenchMode ***out, Error *err);
+int bench_modes_parse(const char *list, BenchMode **out, Error *err);
 
 /* What every mode trains: tokens of a rank's micro-batch, always the same random ones. */
 typedef struct BenchPlan {
   const char *model; /* how the table calls it */
   ModelConfig config;
   int steps; /* measured, after one that is not */
-  int tokens, micro_batches, threads;
+  int tokens, micro_batches, threads, prefetch;
   Grid *grid;
 } BenchPlan;
 

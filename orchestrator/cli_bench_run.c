@@ -85,6 +85,7 @@ static Count count_now(void) {
     c.intra += (double)t.of[k].intra_bytes;
     c.inter += (double)t.of[k].inter_bytes;
     c.exposed += t.of[k].seconds;
+    c.hidden += t.of[k].hidden_seconds;
   }
   return c;
 }
@@ -113,7 +114,10 @@ int bench_run(const BenchPlan *p, const BenchMode *mode, BenchResult *out, Error
   Device *d = device_open(DEVICE_CPU, p->threads, err);
   if (comm_agree(p->grid->all, d ? 0 : -1, err)) return -1;
   Arena *arena = arena_create(d, arena_take, arena_give);
-  ModelOptions o = {.head = HEAD_LM, .trainable = true, .seed = SEED, .zero = {.stage = 3}};
+  ModelOptions o = {.head = HEAD_LM, .trainable = true, .seed = SEED, .zero = mode->zero};
+  o.zero.prefetch = p->prefetch;
+  if (p->micro_batches == 1) o.zero.accumulate_node = false; /* nothing to sum: hide both hops */
+  if (p->prefetch) comm_queue_start();
   Model *m = model_create(d, p->grid, arena, &p->config, &o);
   Tokens *micro = mem_alloc((size_t)p->micro_batches, sizeof *micro);
   for (int k = 0; k < p->micro_batches; k++) micro[k] = tokens_draw(p, k);
@@ -123,6 +127,6 @@ int bench_run(const BenchPlan *p, const BenchMode *mode, BenchResult *out, Error
   model_free(m);
   arena_free(arena);
   device_close(d);
-  (void)mode;
+  comm_queue_stop();
   return 0;
 }

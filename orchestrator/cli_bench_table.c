@@ -5,7 +5,15 @@
 #include "core/nearest.h"
 #include "orchestrator/cli_bench.h"
 
-static const BenchMode bench_modes[] = {{"zero3"}};
+#define STAGE_3 .stage = 3, .wire = WIRE_BF16
+#define ALL STAGE_3, .qwz = WIRE_INT8, .hpz = HPZ_ON, .qgz = WIRE_INT4, .accumulate_node = true
+static const BenchMode bench_modes[] = {
+    {"zero3", {STAGE_3}},
+    {"qwz", {STAGE_3, .qwz = WIRE_INT8}},
+    {"hpz", {STAGE_3, .hpz = HPZ_ON}},
+    {"qgz", {STAGE_3, .qgz = WIRE_INT4}},
+    {"all", {ALL}},
+    {"all-ef", {ALL, .error_feedback = true, .error_decay = 0.8, .error_reset = 1024}}};
 enum { N_MODES = sizeof bench_modes / sizeof bench_modes[0] };
 
 static const BenchMode *mode_find(const char *name, size_t len) {
@@ -26,24 +34,24 @@ static int fail_mode(const char *name, size_t len, Error *err) {
   return -1;
 }
 
-int bench_modes_parse(const char *list, const BenchMode ***out, Error *err) {
+int bench_modes_parse(const char *list, BenchMode **out, Error *err) {
   int n = 0;
   *out = NULL;
   for (const char *p = list; p;) {
     size_t len = strcspn(p, ",");
     const BenchMode *m = mode_find(p, len);
     if (!m) {
-      free((void *)*out);
+      free(*out);
       return fail_mode(p, len, err);
     }
-    *out = (const BenchMode **)mem_grow((void *)*out, (size_t)n + 1, sizeof **out);
-    (*out)[n++] = m;
+    *out = mem_grow(*out, (size_t)n + 1, sizeof **out);
+    (*out)[n++] = *m;
     p = p[len] ? p + len + 1 : NULL;
   }
   if (list) return n;
-  *out = (const BenchMode **)mem_alloc(N_MODES, sizeof **out);
-  for (; n < N_MODES; n++) (*out)[n] = &bench_modes[n];
-  return n;
+  *out = mem_alloc(N_MODES, sizeof **out);
+  memcpy(*out, bench_modes, sizeof bench_modes);
+  return N_MODES;
 }
 
 /* ---- the table ---- */

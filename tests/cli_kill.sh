@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs of PPO on 2 nodes x 2 ranks that are cut short: any rank is killed with -9 at a random moment, or the disk
-# fills up. Resumed, they must end bit for bit where the undisturbed run ends.
+# Runs of PPO on 2 nodes x 2 ranks, all of ZeRO++ on, that are cut short: any rank is killed with -9 at a random
+# moment, or the disk fills up. Resumed, they must end bit for bit where the undisturbed run ends.
 #
 # KILLS, FULL: how many of each (3, 2); SEED: of the moments (1). bench/kill.sh runs it for long.
 # The disk is a small tmpfs in a mount namespace of this script's own, where that is allowed.
@@ -31,7 +31,8 @@ rewards:
 optimizer: {actor: {lr: 1.0e-3}, critic: {lr: 3.0e-3}}
 checkpoint: {every: 1}
 report: {measure_peak: false}
-zeropp: {ranks_per_node: 2}
+zeropp:
+  {ranks_per_node: 2, wire: bfloat16, qwz: int8, hpz: on, qgz: int4, error_feedback: true, error_reset: 7, accumulate: node}
 END
 
 train() { # DIRECTORY ARGUMENT...

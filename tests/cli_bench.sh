@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# rlhf bench zeropp from the outside: what it counts is what the modes promise, also over bench/slow_network.sh, which
+# leaves nothing behind.
+. tests/tap.sh
+cat >tiny.json <<END
+{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "vocab_size": 64,
+ "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+ "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+ "tie_word_embeddings": true}
+END
+bench() { # RANKS ARGUMENT...
+  local n=$1
+  shift
+  mpi "$n" bench zeropp --model tiny.json --steps 2 --tokens 32 "$@"
+}
+value() { grep "\"mode\":\"$1\"" json | grep -oE "\"$2\":[^,}]*" | cut -d: -f2; } # MODE KEY, from ./json
+holds() { awk "BEGIN { exit !($1) }"; }
+between() { holds "$1 >= $2 && $1 <= $3"; }
+
+refuses 2 'did you mean "zero3"' bench zeropp --modes zero
+refuses 2 'expected zeropp' bench nothing
+refuses 1 '/nowhere' bench zeropp --model /nowhere
+refuses 1 'tiny.json' bench zeropp --model "$PWD/tiny.json/x"
+run bench --help
+ok "help names the modes and gives an example" eval "grep -q 'all-ef' out && grep -q 'mpirun' out"
+
+bench 4 --ranks-per-node 2
+ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef) ' out)" = 6
+bench 4 --ranks-per-node 2 --json
+cp out json
+is "one object per mode" "$(grep -oE '"mode":"[^"]*"' json | cut -d'"' -f4 | paste -sd' ')" "zero3 qwz hpz qgz all all-ef"
+
+# Of the units, the embedding (1 % here) is gathered once less than the blocks; small sums add a little.
+ok "stage 3 moves 3 M between nodes: $(value zero3 inter_units)" between "$(value zero3 inter_units)" 2.95 3.02
+ok "qwZ saves half of each gather: $(value qwz inter_units)" between "$(value qwz inter_units)" 1.95 2.1
+ok "hpZ leaves one gather: $(value hpz inter_units)" between "$(value hpz inter_units)" 1.98 2.02
+ok "qgZ leaves a quarter of the gradients: $(value qgz inter_units)" between "$(value qgz inter_units)" 2.2 2.3
+ok "all: 0.78 M at most: $(value all inter_units)" between "$(value all inter_units)" 0.75 0.78
+is "hpZ changes no bit of the loss" "$(value hpz loss)" "$(value zero3 loss)"
+ok "quantization does change it" test "$(value all loss)" != "$(value zero3 loss)"
+
+bench 4 --ranks-per-node 2 --json --micro-batches 3 --modes zero3,all
+cp out json
+ok "three micro-batches: stage 3 moves 9 M: $(value zero3 inter_units)" between "$(value zero3 inter_units)" 8.85 9.05
+ok "all moves no more than with one: $(value all inter_units)" between "$(value all inter_units)" 0.75 0.78
+
+bench 3 --ranks-per-node 1 --json --modes all
+cp out json
+ok "three nodes of one: $(value all inter_units) M" between "$(value all inter_units)" 0.75 0.78
+bench 2 --json --modes zero3
+cp out json
+is "one node: nothing between nodes" "$(value zero3 inter_bytes)" 0.0
+
+# ---- the network of namespaces ----
+
+network() { RLHF=$rlhf "$root/bench/slow_network.sh" "$@"; }
+left() { ip netns list | grep -E '^rlhf[0-9]+-'; ls -d /dev/shm/rlhf[0-9]* 2>/dev/null; }
+if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null || ! { ip netns add "rlhf$$" && ip netns del "rlhf$$"; } 2>/dev/null; then
+  echo "ok $((number + 1)) - a slow network # SKIP no network namespaces"
+  echo "1..$((number + 1))"
+  exit 0
+fi
+before=$(left)
+network 2 200mbit --model tiny.json --steps 2 --tokens 32 --modes zero3,all --json >json 2>err
+ok "hosts are nodes" test "$(value all nodes)" = 2 -a "$(value all local)" = 2
+# Bytes that enter a host over 25 MB/s; a burst of 32 KiB, one at either end, goes through at once.
+least=$(awk "BEGIN { print ($(value zero3 inter_bytes) * 2 - 65536) / 25e6 }")
+ok "the link has its rate: $(value zero3 step_seconds) s, $least at least" holds "$(value zero3 step_seconds) >= $least"
+is "nothing is left behind" "$(left)" "$before"
+RLHF=$rlhf "$root/bench/slow_network.sh" 2 1mbit --model tiny.json >out 2>err &
+job=$!
+for _ in $(seq 100); do
+  ip netns pids "rlhf$job-h2" 2>/dev/null | xargs -r ps -o comm= -p 2>/dev/null | grep -q rlhf && break
+  sleep 0.1
+done
+kill -TERM $job
+wait $job
+is "it can be interrupted" $? 143
+is "nothing is left behind then" "$(left)" "$before"
+echo "1..$number"
