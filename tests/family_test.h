@@ -49,7 +49,7 @@ static const struct FamilyCase {
      "{" OPT_SIZES ",\"enable_bias\":false,\"_remove_final_layer_norm\":true,"
      "\"word_embed_proj_dim\":21,\"activation_function\":\"gelu\",\"tie_word_embeddings\":false}"},
     {"gpt2", "{" GPT2_SIZES "}"},
-    {"gpt2, wide MLP", "{" GPT2_SIZES ",\"n_inner\":31,\"activation_function\":\"relu\"}"},
+    {"gpt2, wide MLP", "{" GPT2_SIZES ",\"n_inner\":31,\"activation_function\":\"gelu_fast\"}"},
 };
 enum { N_FAMILY_CASES = sizeof family_cases / sizeof family_cases[0] };
 

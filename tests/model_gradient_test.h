@@ -28,7 +28,7 @@ static inline double slope(Model *m, const TestBatch *b, int flags, int p, const
  * falls with the square of the step; with ReLUs the kinks that it steps over, of the first order.
  */
 #define PART_SMOOTH 2e-3
-#define PART_KINKS 2e-2
+#define PART_KINKS 1e-2
 static inline void check_parameter(Model *m, const TestBatch *b, int flags, int p, double part) {
   int64_t start, count;
   const float *g = zeropp_shard(model_zero(m), STATE_GRAD, p, &start, &count);
