@@ -22,9 +22,10 @@ struct LineReader {
   int64_t number;
 };
 
-static int open_input(const char *path, Error *err) {
+/* patient: waits for somebody to write into a named pipe. Else one that nobody writes is empty. */
+static int open_input(const char *path, bool patient, Error *err) {
   bool std = !strcmp(path, "-");
-  int fd = std ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
+  int fd = std ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | (patient ? 0 : O_NONBLOCK));
   if (fd < 0) return error_set(err, "%s: cannot open: %s", path, strerror(errno));
   struct stat st;
   if (fstat(fd, &st) != 0 || S_ISDIR(st.st_mode)) {
@@ -32,11 +33,12 @@ static int open_input(const char *path, Error *err) {
     close(fd);
     return bad;
   }
+  if (!patient && !std) fcntl(fd, F_SETFL, 0); /* a pipe that is being written is waited for */
   return fd;
 }
 
-static LineReader *open_reader(const char *path, Error *err) {
-  int fd = open_input(path, err);
+static LineReader *open_reader(const char *path, bool patient, Error *err) {
+  int fd = open_input(path, patient, err);
   if (fd < 0) return NULL;
   gzFile gz = gzdopen(fd, "rb");
   if (!gz) die("out of memory: gzip reader");
@@ -81,7 +83,7 @@ static int fill(LineReader *r, Error *err) {
 }
 
 LineReader *lines_open(const char *path, Error *err) {
-  LineReader *r = open_reader(path, err);
+  LineReader *r = open_reader(path, true, err);
   if (r && fill(r, err)) {
     lines_close(r);
     return NULL;
@@ -152,7 +154,7 @@ void lines_close(LineReader *r) {
 }
 
 char *fs_read(const char *path, size_t *len, Error *err) {
-  LineReader *r = open_reader(path, err);
+  LineReader *r = open_reader(path, false, err);
   if (!r) return NULL;
   char *text = lines_rest(r, len, err);
   lines_close(r);

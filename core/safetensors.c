@@ -199,7 +199,8 @@ static int read_layout(StFile *f, Error *err) {
 }
 
 StFile *st_open(const char *path, Error *err) {
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  int fd =
+      open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a named pipe is refused, not waited for */
   if (fd < 0) {
     error_set(err, "%s: cannot open: %s", path, strerror(errno));
     return NULL;

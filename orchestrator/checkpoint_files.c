@@ -63,17 +63,20 @@ static int check_files(const char *dir, const json_t *files, Error *err) {
   return 0;
 }
 
+/* Counts that no run reaches, and that can still be added to. */
+static const int64_t most = INT64_C(1) << 53;
+
 static int parse_state(const json_t *obj, const char *path, TrainState *s, Error *err) {
   int64_t version;
   const char *stage;
   if (json_get_i64(obj, "version", path, 1, 1, &version, err) ||
       json_get_str_or(obj, "stage", path, "", &stage, err) ||
-      json_get_i64(obj, "step", path, 0, INT64_MAX, &s->step, err) ||
-      json_get_i64(obj, "run_step", path, 0, INT64_MAX, &s->run_step, err) ||
-      json_get_i64(obj, "position", path, 0, INT64_MAX, &s->position, err) ||
-      json_get_i64(obj, "skipped", path, 0, INT64_MAX, &s->skipped, err) ||
+      json_get_i64(obj, "step", path, 0, most, &s->step, err) ||
+      json_get_i64(obj, "run_step", path, 0, most, &s->run_step, err) ||
+      json_get_i64(obj, "position", path, 0, most, &s->position, err) ||
+      json_get_i64(obj, "skipped", path, 0, most, &s->skipped, err) ||
       json_get_f64_or(obj, "kl_coef", path, 0, &s->kl_coef, err) ||
-      json_get_i64(obj, "metrics_bytes", path, 0, INT64_MAX, &s->metrics_bytes, err))
+      json_get_i64(obj, "metrics_bytes", path, 0, most, &s->metrics_bytes, err))
     return -1;
   snprintf(s->stage, sizeof s->stage, "%s", stage);
   return report_totals_parse(json_object_get(obj, "report"), path, &s->totals, err);

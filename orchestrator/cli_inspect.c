@@ -175,7 +175,7 @@ static void print_scores(const char *dir) {
   Error err = {""};
   if (score_norm_read(dir, &norm, &err) || !norm.known) return;
   field("scores");
-  printf("mean %g, deviation %g over the held-out pairs\n", norm.mean, norm.std);
+  printf("mean %g, deviation %g over pairs of the training data\n", norm.mean, norm.std);
 }
 
 static int inspect(const char *dir, Error *err) {

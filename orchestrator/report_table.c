@@ -1,9 +1,9 @@
 /* The per-phase table: at the end of a run, and again from its files by `rlhf report`.
  *
- * Tokens per second count generated tokens in the rollout and the evaluation, where prompts are
- * given, and all tokens where a forward or an update runs over whole sequences. Utilisation is
- * model FLOPs over seconds times the measured peak of all ranks. "comm s" are the seconds that
- * compute waited for communication, "hidden s" those that ran beside it. */
+ * Tokens per second count generated tokens alone in the rollout, and all tokens where a forward or
+ * an update runs over whole sequences, as in evaluations of the loss. Utilisation is model FLOPs
+ * over seconds times the measured peak of all ranks. "comm s" are the seconds that compute waited
+ * for communication, "hidden s" those that ran beside it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,8 +45,7 @@ static Sums sum_phases(const ReportTotals *t) {
 }
 
 static int64_t tokens_counted(Phase i, const PhaseTotals *p) {
-  bool only_generated = i == PH_ROLLOUT || i == PH_EVAL;
-  return p->generated_tokens + (only_generated ? 0 : p->prompt_tokens);
+  return p->generated_tokens + (i == PH_ROLLOUT ? 0 : p->prompt_tokens);
 }
 
 /* A count, or "-" where there is nothing to count. */

@@ -58,6 +58,10 @@ copy odd && sed -i 's/"model_type": "llama"/"model_type": "mamba"/; s/LlamaForCa
 broken odd 'mamba'
 copy noise && echo '{"model_type": ' >noise/config.json
 broken noise 'noise/config.json'
+copy piped && rm piped/model.safetensors && mkfifo piped/model.safetensors # waits for nobody
+broken piped 'not a regular file'
+copy unread && rm unread/config.json && mkfifo unread/config.json
+broken unread 'unread/config.json'
 mkdir nothing
 broken nothing 'nothing/config.json'
 refuses 1 'config.json: no such folder' inspect "$model/config.json"
