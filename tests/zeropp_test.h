@@ -47,7 +47,7 @@ static inline void test_specs(ParamSpec *specs) {
   }
 }
 
-static inline TestModel test_model(int ranks_per_node, bool trainable) {
+static inline TestModel test_model_of(int ranks_per_node, ZeroPPConfig cfg) {
   Error err = {""};
   ParamSpec specs[TEST_PARAMS];
   TestModel m;
@@ -56,9 +56,12 @@ static inline TestModel test_model(int ranks_per_node, bool trainable) {
   if (!m.device) die("%s", err.msg);
   m.grid = grid_create(ranks_per_node, &err);
   if (!m.grid) die("%s", err.msg);
-  ZeroPPConfig cfg = {.stage = 3, .trainable = trainable};
   m.z = zeropp_create(m.device, m.grid, &cfg, specs, TEST_PARAMS);
   return m;
+}
+
+static inline TestModel test_model(int ranks_per_node, bool trainable) {
+  return test_model_of(ranks_per_node, (ZeroPPConfig){.stage = 3, .trainable = trainable});
 }
 
 static inline void test_model_free(TestModel *m) {
@@ -68,11 +71,68 @@ static inline void test_model_free(TestModel *m) {
   device_close(m->device);
 }
 
+/* Every switch alone and together. Blocks are small, so that the test model's rows have several. */
+typedef struct TestMode {
+  const char *name;
+  ZeroPPConfig cfg;
+} TestMode;
+#define MODE(...)                                                \
+  {                                                              \
+#__VA_ARGS__, { .trainable = true, .block = 4, __VA_ARGS__ } \
+  }
+#define QWZ .qwz = WIRE_INT8
+#define QGZ .qgz = WIRE_INT4
+#define NODE .accumulate_node = true
+#define BF16 .wire = WIRE_BF16
+#define FEEDBACK .error_feedback = true, .error_decay = 0.5
+static const TestMode test_modes[] = {
+    MODE(.stage = 3),
+    MODE(.stage = 3, BF16),
+    MODE(.stage = 3, QWZ),
+    MODE(.stage = 3, .qwz = WIRE_FP8, .scale = DT_BF16, BF16),
+    MODE(.stage = 3, .hpz = HPZ_ON),
+    MODE(.stage = 3, .hpz = HPZ_ON, BF16),
+    MODE(.stage = 3, .hpz = HPZ_ON, QWZ),
+    MODE(.stage = 3, .hpz = HPZ_ON, QWZ, BF16),
+    MODE(.stage = 3, .hpz = HPZ_QUANTIZED, QWZ),
+    MODE(.stage = 3, QGZ),
+    MODE(.stage = 3, .qgz = WIRE_INT8, .scale = DT_BF16),
+    MODE(.stage = 3, NODE),
+    MODE(.stage = 3, QGZ, NODE),
+    MODE(.stage = 3, .hpz = HPZ_ON, QGZ),
+    MODE(.stage = 3, .hpz = HPZ_ON, QWZ, QGZ, BF16),
+    MODE(.stage = 3, .hpz = HPZ_QUANTIZED, QWZ, QGZ, BF16, NODE),
+    MODE(.stage = 3, .hpz = HPZ_ON, QWZ, QGZ, BF16, NODE, FEEDBACK),
+    MODE(.stage = 3, .hpz = HPZ_ON, QWZ, QGZ, BF16, FEEDBACK, .error_reset = 3),
+    MODE(.stage = 0),
+    MODE(.stage = 0, BF16),
+    MODE(.stage = 1),
+    MODE(.stage = 1, BF16),
+    MODE(.stage = 1, QWZ, QGZ),
+    MODE(.stage = 2),
+    MODE(.stage = 2, QWZ, QGZ, NODE),
+};
+enum { TEST_MODES = sizeof test_modes / sizeof *test_modes };
+
 /* Runs a check over every way to part the ranks into nodes. */
 static inline void for_each_grid(void (*check)(int ranks_per_node)) {
   for (int local = 1; local <= launch_world(); local++)
     if (launch_world() % local == 0) check(local);
 }
+
+static const TestMode *mode; /* of the running check */
+
+static inline void for_each_mode(void (*check)(int ranks_per_node)) {
+  for (int i = 0; i < TEST_MODES; i++) {
+    mode = &test_modes[i];
+    for_each_grid(check);
+  }
+}
+
+#define check_true(what)                                              \
+  do {                                                                \
+    if (!(what)) die("mode %s: %s does not hold", mode->name, #what); \
+  } while (0)
 
 /* A value of its own for each kind, parameter and element; exact in fp32. */
 static inline float test_value(int kind, int param, int64_t i) {
@@ -86,6 +146,14 @@ static inline void test_fill(ZeroPP *z, StateKind kind) {
     for (int64_t i = 0; i < count; i++) x[i] = test_value((int)kind, p, start + i);
   }
   if (kind == STATE_MASTER) zeropp_weights_written(z);
+}
+
+/* Bytes that entered this rank from other nodes. */
+static inline uint64_t test_crossed(void) {
+  uint64_t bytes = 0;
+  Traffic t = traffic_now();
+  for (int k = 0; k < COLL_KINDS; k++) bytes += t.of[k].inter_bytes;
+  return bytes;
 }
 
 #endif
