@@ -59,13 +59,13 @@ int actor_update(Model *m, const Rollout *ro, const int32_t *ids, int n, const P
                  bool sequence_mean, int micro_tokens, AdamW opt, float max_norm, PolicyStats *out);
 
 /* ---- supervised fine-tuning ---- */
-/* Examples: packed tokens; targets are tokens at positions >= loss_from (0 or 1: all but the
- * first). */
+/* Examples: packed tokens. The first token of an example is never a target: nothing is before it
+ * that could predict it. */
 typedef struct SftBatch {
   int n_seqs;
   const int32_t *offsets;
   const int32_t *tokens;
-  const int32_t *loss_from; /* [n_seqs] */
+  const uint8_t *loss; /* 1: the token is a target; NULL: all are */
 } SftBatch;
 typedef struct SftStats {
   double loss;

@@ -5,20 +5,21 @@
 #include "actor/actor.h"
 #include "core/minibatch.h"
 
-/* The first token has nothing before it that could predict it. */
-static int32_t *targets_from(const SftBatch *b) {
-  int32_t *from = mem_alloc((size_t)b->n_seqs, sizeof *from);
-  for (int i = 0; i < b->n_seqs; i++) from[i] = b->loss_from[i] < 1 ? 1 : b->loss_from[i];
-  return from;
+static SftStats count_tokens(const SftBatch *b) {
+  SftStats s = {.tokens = b->offsets[b->n_seqs] - b->offsets[0]};
+  for (int i = 0; i < b->n_seqs; i++)
+    for (int t = b->offsets[i] + 1; t < b->offsets[i + 1]; t++)
+      s.loss_tokens += !b->loss || b->loss[t];
+  return s;
 }
 
-static SftStats count_tokens(const SftBatch *b, const int32_t *from) {
-  SftStats s = {.tokens = b->offsets[b->n_seqs] - b->offsets[0]};
-  for (int i = 0; i < b->n_seqs; i++) {
-    int32_t targets = b->offsets[i + 1] - b->offsets[i] - from[i];
-    if (targets > 0) s.loss_tokens += targets;
-  }
-  return s;
+static Pack pack_examples(const SftBatch *b, const MicroBatch *mb) {
+  int32_t *from = mem_alloc((size_t)b->n_seqs, sizeof *from);
+  for (int i = 0; i < b->n_seqs; i++) from[i] = 1;
+  Pack p = pack_targets(b->offsets, b->tokens, from, mb);
+  pack_select(&p, b->loss);
+  free(from);
+  return p;
 }
 
 typedef struct SftPass {
@@ -45,14 +46,14 @@ static void sft_score(Model *m, const Pack *p, SftPass *s) {
 
 /* Runs the batch forward, and backward when train; out's loss and counts, all ranks. */
 static void sft_pass(Model *m, const SftBatch *b, int micro_tokens, bool train, SftStats *out) {
-  int32_t *from = targets_from(b), *lengths = packed_lengths(b->offsets, b->n_seqs);
-  *out = count_tokens(b, from);
+  int32_t *lengths = packed_lengths(b->offsets, b->n_seqs);
+  *out = count_tokens(b);
   if (out->loss_tokens > 0) {
     Grid *g = model_grid(m);
     SftPass pass = {.weight = 1.0 / (double)out->loss_tokens};
     BatchPlan plan = plan_batches(lengths, NULL, b->n_seqs, g->rank, g->world, micro_tokens);
     for (int i = 0; i < plan.n_micro; i++) {
-      Pack p = pack_targets(b->offsets, b->tokens, from, &plan.micro[i]);
+      Pack p = pack_examples(b, &plan.micro[i]);
       if (train)
         model_train_lm(m, p.batch, p.n_rows, p.rows, p.targets, 1.0f, false, sft_rows, &pass);
       else
@@ -63,7 +64,6 @@ static void sft_pass(Model *m, const SftBatch *b, int micro_tokens, bool train, 
     comm_all_reduce_f64(g->all, &pass.sum, 1, false);
     out->loss = pass.sum * pass.weight;
   }
-  free(from);
   free(lengths);
 }
 

@@ -44,11 +44,15 @@ typedef struct ModelSource {
 } ModelSource;
 
 typedef struct DataSource {
+  /* plain, custom (the pieces below), auto (the checkpoint's), llama2, llama3, mistral, chatml,
+   * phi3 */
   const char
       *path; /* JSON Lines or a JSON array, gzip too; prompts: also a text file with a separator */
   const char *text_field, *prompt_field, *completion_field, *messages_field; /* sft */
   const char *chosen_field, *rejected_field, *margin_field;                  /* preference */
   const char *answer_field; /* prompts: expected answer, for the exact-answer reward */
+  /* plain, custom (the pieces below), auto (the checkpoint's), llama2, llama3, mistral, chatml,
+   * phi3 */
   const char
       *separator;  /* text files: stories parted by this line, e.g. <|endoftext|>; "" for JSON */
   double held_out; /* fraction for evaluation, taken by a seeded shuffle */
@@ -57,10 +61,13 @@ typedef struct DataSource {
   const char *overlong; /* "drop" | "truncate" | "error" */
 } DataSource;
 
-/* Conversation template: pieces around each turn; {content} is the turn's text. Special tokens
- * spelled in the pieces (never in content) become their ids. */
+/* Conversation template: plain, pieces around each turn ({content} is the turn's text), the
+ * checkpoint's own (Jinja), or a family's. Special tokens spelled in the template (never in
+ * content) become their ids. */
 typedef struct ChatTemplate {
-  const char *name; /* "plain" (content only) | "custom"; custom uses the pieces */
+  /* plain, custom (the pieces below), auto (the checkpoint's), or llama2, llama3, mistral, chatml,
+   * phi3 */
+  const char *name;
   const char *system, *user, *assistant; /* "Q: {content}\n", ... */
   const char *assistant_prefix; /* opens the answer at generation: must be the assistant piece up to
                                    {content} */

@@ -89,9 +89,9 @@ static void check_piece(Reading *rd, const char *key, const char *piece, bool re
 static void check_chat(Reading *rd) {
   const ChatTemplate *c = &rd->box->r.data.chat;
   if (!check_sound(rd, "data.chat")) return;
-  if (!strcmp(c->name, "plain")) {
+  if (strcmp(c->name, "custom") != 0) {
     if (*c->system || *c->user || *c->assistant || *c->assistant_prefix)
-      check_fail(rd, "data.chat.name", "found plain with pieces; expected custom");
+      check_fail(rd, "data.chat.name", "found %s with pieces; expected custom", c->name);
     return;
   }
   check_piece(rd, "data.chat.system", c->system, false);

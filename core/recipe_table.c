@@ -135,8 +135,10 @@ static const RecipeRow data_rows[] = {
 };
 
 static const RecipeRow chat_rows[] = {
-    {"name", ROW_CHOICE, AT(data.chat.name), "plain", NONE, .choices = "plain|custom",
-     .help = "plain: contents one after another; custom: the pieces below"},
+    {"name", ROW_CHOICE, AT(data.chat.name), "plain", NONE,
+     .choices = "plain|custom|auto|llama2|llama3|mistral|chatml|phi3",
+     .help = "plain: contents one after another; custom: the pieces below; auto: the chat_template "
+             "of the tokenizer's folder; else that family's format"},
     {"system", ROW_TEXT, AT(data.chat.system), "", TEXT,
      .help = "piece of a system turn; {content} is its text"},
     {"user", ROW_TEXT, AT(data.chat.user), "", TEXT, .help = "piece of a user turn"},

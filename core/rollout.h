@@ -106,6 +106,9 @@ typedef struct Pack {
 Pack pack_targets(const int32_t *offsets, const int32_t *tokens, const int32_t *from,
                   const MicroBatch *mb);
 Pack pack_last(const int32_t *offsets, const int32_t *tokens, const MicroBatch *mb);
+/* Of the rows of pack_targets, leaves those whose target is marked (mask: by index, of the source;
+ * NULL: all). */
+void pack_select(Pack *p, const uint8_t *mask);
 void pack_free(Pack *p);
 
 /* Weight of each response token in a mean over the minibatch ids[0..n): token mean: 1 / (all its

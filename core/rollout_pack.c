@@ -51,6 +51,18 @@ Pack pack_last(const int32_t *offsets, const int32_t *tokens, const MicroBatch *
   return p;
 }
 
+void pack_select(Pack *p, const uint8_t *mask) {
+  int kept = 0;
+  if (!mask) return;
+  for (int i = 0; i < p->n_rows; i++) {
+    if (!mask[p->index[i]]) continue;
+    p->rows[kept] = p->rows[i];
+    p->targets[kept] = p->targets[i];
+    p->index[kept++] = p->index[i];
+  }
+  p->n_rows = kept;
+}
+
 void pack_free(Pack *p) {
   free(p->offsets);
   free(p->tokens);

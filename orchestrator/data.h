@@ -7,6 +7,7 @@
 #define ORCHESTRATOR_DATA_H
 
 #include "core/json.h"
+#include "generation/chat.h"
 #include "orchestrator/orchestrator.h"
 
 /* ---- source: records of a file ---- */
@@ -63,22 +64,27 @@ int field_turns(const Record *r, const char *name, const json_t *v, Speaker by, 
 typedef struct Marked {
   char *text, *content;
   size_t len, cap;
+  ChatSpan *answers; /* of template_answers: what is to be learnt */
+  int n_answers;
+  bool ended; /* the last answer has its end of turn */
 } Marked;
 void marked_put(Marked *m, const char *text, size_t len, bool is_content);
 void marked_clear(Marked *m);
 void marked_free(Marked *m);
-/* The turns, each in its piece. place: for errors. */
-int template_turns(const ChatTemplate *c, const Turn *turns, int n, const char *place, Marked *out,
-                   Error *err);
-/* What opens an answer, and what follows it: the two together are the assistant's piece. */
-void template_open(const ChatTemplate *c, Marked *out);
-void template_answer(const ChatTemplate *c, const Turn *answer, Marked *out);
+/* A conversation up to where the answer begins that it asks for; *opening: bytes before the words
+ * that open the answer (all of them, where a chat template does not tell). place: for errors. */
+int template_prompt(const ChatTemplate *c, const Chat *chat, const Dialogue *d, const char *place,
+                    Marked *out, size_t *opening, Error *err);
+/* A conversation whose last turn is an answer, up to the end of that turn. */
+int template_answers(const ChatTemplate *c, const Chat *chat, const Dialogue *d, const char *place,
+                     Marked *out, Error *err);
 
 /* ---- loader: what all three data sets share ---- */
 typedef struct Loader {
   const Recipe *recipe;
   const Tokenizer *tokenizer;
   const DataSource *data;
+  Chat *chat;       /* NULL: plain, or the recipe's pieces */
   const char *name; /* "data.sft" */
   const char *limit_name;
   int64_t limit; /* tokens of an example: loader_limit */
@@ -90,14 +96,16 @@ int loader_init(Loader *l, const Recipe *r, const Tokenizer *t, const DataSource
 /* The longest example: the key's so many tokens or, where it says 0, as many as there is room for.
  */
 void loader_limit(Loader *l, const char *key, int64_t tokens, int64_t room);
+void loader_close(Loader *l);
 /* Begins a sequence: BOS as the recipe says, then the text. */
 int loader_begin(const Loader *l, const Record *r, const Marked *m, TokenList *out, Error *err);
-/* Goes on with an answer; the EOS behind it as the recipe says, unless the template spelled it. */
-int loader_answer(const Loader *l, const Record *r, const Marked *m, TokenList *out, Error *err);
-/* Prompt and answer of a dialogue whose last turn is the answer; *prompt_len tokens are the prompt.
- * 0: the answer is empty (blank); 1: done. */
+/* Prompt and answer of a dialogue whose last turn is the answer; *prompt_len tokens are before it.
+ * Behind the answer is EOS as the recipe says, unless the template ended the turn itself. loss:
+ * gets a 1 for each token of an answer, earlier ones too, a 0 for the others; NULL: nobody asks,
+ * and the tokens before the last answer are those of a prompt. 0: the answer is empty (blank); 1:
+ * done. */
 int loader_dialogue(const Loader *l, const Record *r, const Dialogue *d, TokenList *out,
-                    int *prompt_len, Error *err);
+                    TokenList *loss, int *prompt_len, Error *err);
 /* A sequence of plain text without a template. 0: it is blank; 1: done. */
 int loader_text(const Loader *l, const Record *r, const char *text, size_t len, TokenList *out,
                 Error *err);
@@ -111,15 +119,16 @@ int loader_length(Loader *l, const Record *r, int64_t tokens, Error *err);
 /* Of a prompt of `prompt` tokens before answers of at most `answer`: how many to keep so that both
  * fit into limit. The answer goes first, but the prompt loses no more than half of the room. */
 int cut_keep(int prompt, int answer, int limit);
-/* Leaves the last `keep` tokens of the prompt (a BOS at its start stays) and cuts behind limit. */
-void cut_sequence(TokenList *seq, int prompt, int keep, int limit, int bos);
+/* Leaves the last `keep` tokens of the prompt (a BOS at its start stays) and cuts behind limit.
+ * loss: cut alike, or NULL. */
+void cut_sequence(TokenList *seq, TokenList *loss, int prompt, int keep, int limit, int bos);
 
 /* ---- pool: all examples of a file, before the split ---- */
 typedef struct DataPool {
   int n, width;          /* examples, of so many sequences each */
   TokenList tokens;      /* packed */
   TokenList offsets;     /* [n * width + 1] */
-  TokenList from;        /* sft: loss_from [n] */
+  TokenList loss;        /* sft: 1 for each token that is learnt [tokens.n] */
   float *margins;        /* pairs [n] */
   char **text, **answer; /* prompts [n], owned until taken; answer[i] may be NULL */
 } DataPool;

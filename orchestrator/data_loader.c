@@ -1,5 +1,5 @@
-/* What all data sets share: sequences with one BOS and an EOS where the recipe wants it, and what
- * happens to records that are empty or too long. */
+/* What all data sets share: the walk over the records, and what happens to those that are empty or
+ * too long. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,65 +13,17 @@ int loader_init(Loader *l, const Recipe *r, const Tokenizer *t, const DataSource
     return error_set(err, "tokenizer.add_bos: the tokenizer has no BOS token; expected false");
   if (r->tokenizer.add_eos && tokenizer_eos(t) < 0)
     return error_set(err, "tokenizer.add_eos: the tokenizer has no EOS token; expected false");
-  return 0;
+  const char *chat = r->data.chat.name, *dir = r->tokenizer.path;
+  if (!strcmp(chat, "plain") || !strcmp(chat, "custom")) return 0;
+  l->chat = chat_open(chat, dir[0] ? dir : r->models.actor.path, t, err);
+  return l->chat ? 0 : error_prefix(err, "data.chat.name");
 }
+
+void loader_close(Loader *l) { chat_free(l->chat); }
 
 void loader_limit(Loader *l, const char *key, int64_t tokens, int64_t room) {
   l->limit = tokens > 0 ? tokens : room;
   l->limit_name = tokens > 0 ? key : "what the model has positions for";
-}
-
-static int encode(const Loader *l, const Record *r, const Marked *m, int flags, TokenList *out,
-                  Error *err) {
-  if (tokenizer_encode_template(l->tokenizer, m->text ? m->text : "", m->content, m->len, flags,
-                                out, err))
-    return error_prefix(err, "%s", r->place);
-  return 0;
-}
-
-int loader_begin(const Loader *l, const Record *r, const Marked *m, TokenList *out, Error *err) {
-  return encode(l, r, m, l->recipe->tokenizer.add_bos ? TOK_BOS : 0, out, err);
-}
-
-int loader_answer(const Loader *l, const Record *r, const Marked *m, TokenList *out, Error *err) {
-  /* A space is put before a text, not in the middle of one. */
-  bool first = out->n == 0 || (out->n == 1 && out->v[0] == tokenizer_bos(l->tokenizer));
-  if (encode(l, r, m, first ? 0 : TOK_CONTINUE, out, err)) return -1;
-  int eos = tokenizer_eos(l->tokenizer);
-  if (l->recipe->tokenizer.add_eos && (out->n == 0 || out->v[out->n - 1] != eos))
-    token_list_push(out, eos);
-  return 0;
-}
-
-int loader_dialogue(const Loader *l, const Record *r, const Dialogue *d, TokenList *out,
-                    int *prompt_len, Error *err) {
-  const ChatTemplate *chat = &l->recipe->data.chat;
-  if (d->n == 0 || d->turns[d->n - 1].by != BY_ASSISTANT) return 0;
-  const Turn *answer = &d->turns[d->n - 1];
-  if (text_is_blank(answer->text, answer->len)) return 0;
-  Marked prompt = {0}, rest = {0};
-  int bad = template_turns(chat, d->turns, d->n - 1, r->place, &prompt, err);
-  if (!bad) {
-    template_open(chat, &prompt);
-    template_answer(chat, answer, &rest);
-    bad = loader_begin(l, r, &prompt, out, err);
-  }
-  *prompt_len = out->n;
-  if (!bad) bad = loader_answer(l, r, &rest, out, err);
-  marked_free(&prompt);
-  marked_free(&rest);
-  return bad ? -1 : 1;
-}
-
-int loader_text(const Loader *l, const Record *r, const char *text, size_t len, TokenList *out,
-                Error *err) {
-  if (text_is_blank(text, len)) return 0;
-  Marked all = {0}, nothing = {0};
-  marked_put(&all, text, len, true);
-  int bad = loader_begin(l, r, &nothing, out, err);
-  if (!bad) bad = loader_answer(l, r, &all, out, err);
-  marked_free(&all);
-  return bad ? -1 : 1;
 }
 
 int loader_missing(const Loader *l, const Record *r, bool with_text, Error *err) {
@@ -149,13 +101,18 @@ int cut_keep(int prompt, int answer, int limit) {
   return prompt < room ? prompt : room;
 }
 
-void cut_sequence(TokenList *seq, int prompt, int keep, int limit, int bos) {
+/* Leaves out [first, from), and what is behind limit. */
+static void cut_list(TokenList *l, int first, int from, int limit) {
+  if (from > first) {
+    memmove(l->v + first, l->v + from, (size_t)(l->n - from) * sizeof *l->v);
+    l->n -= from - first;
+  }
+  if (l->n > limit) l->n = limit;
+}
+
+void cut_sequence(TokenList *seq, TokenList *loss, int prompt, int keep, int limit, int bos) {
   require(keep >= 0 && keep <= prompt && prompt <= seq->n);
   int first = keep > 0 && seq->v[0] == bos; /* 1: the BOS stays */
-  int from = prompt - keep + first;
-  if (from > first) {
-    memmove(seq->v + first, seq->v + from, (size_t)(seq->n - from) * sizeof *seq->v);
-    seq->n -= from - first;
-  }
-  if (seq->n > limit) seq->n = limit;
+  cut_list(seq, first, prompt - keep + first, limit);
+  if (loss) cut_list(loss, first, prompt - keep + first, limit);
 }

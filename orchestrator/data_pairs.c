@@ -48,7 +48,7 @@ static int make_side(const Loader *l, const Record *r, const char *name, const D
   }
   Dialogue d = {NULL, 0};
   int prompt, got = answer_turns(l, r, name, v, before, has_before, &d, err);
-  if (got == 0) got = loader_dialogue(l, r, &d, out, &prompt, err);
+  if (got == 0) got = loader_dialogue(l, r, &d, out, NULL, &prompt, err);
   dialogue_free(&d);
   return got;
 }
@@ -78,8 +78,8 @@ static bool equal(const TokenList *a, const TokenList *b) {
 static void cut_pair(const Loader *l, TokenList *a, TokenList *b) {
   int prompt = common_prefix(a, b), longer = a->n > b->n ? a->n : b->n, limit = (int)l->limit;
   int keep = cut_keep(prompt, longer - prompt, limit), bos = tokenizer_bos(l->tokenizer);
-  cut_sequence(a, prompt, keep, limit, bos);
-  cut_sequence(b, prompt, keep, limit, bos);
+  cut_sequence(a, NULL, prompt, keep, limit, bos);
+  cut_sequence(b, NULL, prompt, keep, limit, bos);
 }
 
 static int add_pair(Loader *l, const Record *r, DataPool *pool, TokenList *chosen,
@@ -145,6 +145,7 @@ int data_load_pairs(const Recipe *r, const Tokenizer *t, int64_t room, PairSet *
     free(held);
   }
   data_pool_free(&pool);
+  loader_close(&l);
   return rc;
 }
 

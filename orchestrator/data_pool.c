@@ -55,7 +55,7 @@ void data_pool_free(DataPool *p) {
   }
   token_list_free(&p->tokens);
   token_list_free(&p->offsets);
-  token_list_free(&p->from);
+  token_list_free(&p->loss);
   free(p->margins);
   free((void *)p->text);
   free((void *)p->answer);

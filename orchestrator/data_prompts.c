@@ -9,7 +9,7 @@
 /* What one record asks. */
 typedef struct Prompt {
   TokenList *tokens;
-  Marked shown; /* as people read it, without the opening of the answer */
+  Marked shown; /* as people read it */
   bool is_text;
 } Prompt;
 
@@ -22,16 +22,15 @@ static int from_text(const Loader *l, const Record *r, const char *text, size_t 
 
 /* Answers at the end of a conversation are what the model is to write itself. */
 static int from_dialogue(const Loader *l, const Record *r, Dialogue *d, Prompt *p, Error *err) {
-  const ChatTemplate *chat = &l->recipe->data.chat;
   while (d->n > 0 && d->turns[d->n - 1].by == BY_ASSISTANT) dialogue_drop_last(d);
   if (d->n == 0) return 0;
   Marked all = {0};
-  int bad = template_turns(chat, d->turns, d->n, r->place, &all, err);
+  size_t opening = 0;
+  int bad = template_prompt(&l->recipe->data.chat, l->chat, d, r->place, &all, &opening, err);
   if (!bad && d->n == 1)
     marked_put(&p->shown, d->turns[0].text, d->turns[0].len, true);
   else if (!bad)
-    marked_put(&p->shown, all.text, all.len, true);
-  template_open(chat, &all);
+    marked_put(&p->shown, all.text, opening, true);
   if (!bad) bad = loader_begin(l, r, &all, p->tokens, err);
   marked_free(&all);
   return bad;
@@ -84,7 +83,7 @@ static int cut_prompt(const Loader *l, Prompt *p, Error *err) {
   if (p->is_text)
     p->tokens->n = limit;
   else
-    cut_sequence(p->tokens, n, limit, limit, tokenizer_bos(l->tokenizer));
+    cut_sequence(p->tokens, NULL, n, limit, limit, tokenizer_bos(l->tokenizer));
   size_t len;
   char *left = tokenizer_decode(l->tokenizer, p->tokens->v, p->tokens->n, &len, err);
   if (!left) return -1;
@@ -161,6 +160,7 @@ int data_load_prompts(const Recipe *r, const Tokenizer *t, int64_t room, PromptS
     free(held);
   }
   data_pool_free(&pool);
+  loader_close(&l);
   return rc;
 }
 

@@ -1,5 +1,4 @@
-/* SFT examples: raw texts, prompts with completions, or conversations whose last answer is learnt.
- */
+/* SFT examples: raw texts, prompts with completions, or conversations, whose answers are learnt. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,14 +15,16 @@ static int read_dialogue(const Loader *l, const Record *r, Dialogue *d, Error *e
   return field_turns(r, data->completion_field, completion, BY_ASSISTANT, d, err);
 }
 
-/* 1: an example, whose first `prompt` tokens are given; 0: it is empty. */
-static int make_example(const Loader *l, const Record *r, TokenList *out, int *prompt, Error *err) {
+/* 1: an example, whose first `prompt` tokens are before the last answer; 0: it is empty. loss stays
+ * empty where all of it is to be learnt. */
+static int make_example(const Loader *l, const Record *r, TokenList *out, TokenList *loss,
+                        int *prompt, Error *err) {
   const DataSource *data = l->data;
   *prompt = 0;
   if (r->kind != SOURCE_JSON) return loader_text(l, r, r->text, r->len, out, err);
   if (field_find(r, data->messages_field) || field_find(r, data->prompt_field)) {
     Dialogue d = {NULL, 0};
-    int got = read_dialogue(l, r, &d, err) ? -1 : loader_dialogue(l, r, &d, out, prompt, err);
+    int got = read_dialogue(l, r, &d, err) ? -1 : loader_dialogue(l, r, &d, out, loss, prompt, err);
     dialogue_free(&d);
     return got;
   }
@@ -33,29 +34,38 @@ static int make_example(const Loader *l, const Record *r, TokenList *out, int *p
   return loader_text(l, r, json_string_value(text), json_string_length(text), out, err);
 }
 
-static int add_record(Loader *l, const Record *r, DataPool *pool, TokenList *seq, Error *err) {
-  int prompt, got = make_example(l, r, seq, &prompt, err);
-  if (got < 0) return -1;
-  if (got == 0 || seq->n < 2) return loader_drop_empty(l, r, "the answer", err);
-  int keep = loader_length(l, r, seq->n, err);
+static int pool_example(Loader *l, const Record *r, DataPool *pool, TokenList *seq, TokenList *loss,
+                        int prompt, Error *err) {
+  int keep = loader_length(l, r, seq->n, err), limit = (int)l->limit;
   if (keep <= 0) return keep;
-  if (keep == 2) {
-    int limit = (int)l->limit, left = cut_keep(prompt, seq->n - prompt, limit);
-    cut_sequence(seq, prompt, left, limit, tokenizer_bos(l->tokenizer));
-    prompt = left;
-  }
-  bool all = !strcmp(l->recipe->sft.loss_on, "all");
-  token_list_push(&pool->from, all || prompt < 1 ? 1 : prompt);
+  bool all = loss->n == 0 || !strcmp(l->recipe->sft.loss_on, "all");
+  if (keep == 2)
+    cut_sequence(seq, loss->n ? loss : NULL, prompt, cut_keep(prompt, seq->n - prompt, limit),
+                 limit, tokenizer_bos(l->tokenizer));
+  for (int i = 0; i < seq->n; i++) token_list_push(&pool->loss, all ? 1 : loss->v[i]);
   pool->n++;
   return data_pool_add(pool, seq, r->place, err);
+}
+
+static int add_record(Loader *l, const Record *r, DataPool *pool, TokenList *seq, Error *err) {
+  TokenList loss = {0};
+  int prompt, got = make_example(l, r, seq, &loss, &prompt, err);
+  if (got == 0 || (got > 0 && seq->n < 2))
+    got = loader_drop_empty(l, r, "the answer", err);
+  else if (got > 0)
+    got = pool_example(l, r, pool, seq, &loss, prompt, err);
+  token_list_free(&loss);
+  return got;
 }
 
 static SftSet take(const DataPool *pool, const bool *held, bool want) {
   SftSet s = {0};
   int32_t *ids;
   s.n = data_pool_take(pool, held, want, &s.tokens, &s.offsets, &ids);
-  s.loss_from = mem_alloc((size_t)s.n, sizeof *s.loss_from);
-  for (int i = 0; i < s.n; i++) s.loss_from[i] = pool->from.v[ids[i]];
+  s.loss = mem_alloc((size_t)s.tokens.n, sizeof *s.loss);
+  for (int i = 0; i < s.n; i++)
+    for (int t = s.offsets[i]; t < s.offsets[i + 1]; t++)
+      s.loss[t] = (uint8_t)pool->loss.v[pool->offsets.v[ids[i]] + t - s.offsets[i]];
   free(ids);
   return s;
 }
@@ -75,12 +85,13 @@ int data_load_sft(const Recipe *r, const Tokenizer *t, int64_t room, SftSet *tra
     free(held);
   }
   data_pool_free(&pool);
+  loader_close(&l);
   return rc;
 }
 
 void sft_set_free(SftSet *s) {
   token_list_free(&s->tokens);
   free(s->offsets);
-  free(s->loss_from);
+  free(s->loss);
   *s = (SftSet){0};
 }

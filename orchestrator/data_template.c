@@ -24,12 +24,25 @@ void marked_clear(Marked *m) { m->len = 0; }
 void marked_free(Marked *m) {
   free(m->text);
   free(m->content);
-  *m = (Marked){NULL, NULL, 0, 0};
+  free(m->answers);
+  *m = (Marked){.len = 0};
 }
+
+/* ---- pieces ---- */
 
 static const char *piece_of(const ChatTemplate *c, Speaker by) {
   if (!strcmp(c->name, "plain")) return slot;
   return by == BY_SYSTEM ? c->system : by == BY_USER ? c->user : c->assistant;
+}
+
+/* The words that open an answer: the assistant's piece up to its slot. */
+static const char *opening_of(const ChatTemplate *c) {
+  return strcmp(c->name, "plain") != 0 ? c->assistant_prefix : "";
+}
+
+static void add_answer(Marked *m, size_t from, size_t to) {
+  m->answers = mem_grow(m->answers, (size_t)m->n_answers + 1, sizeof *m->answers);
+  m->answers[m->n_answers++] = (ChatSpan){from, to};
 }
 
 /* The piece with the turn in its slot. */
@@ -37,30 +50,58 @@ static void put_piece(const char *piece, const Turn *turn, Marked *out) {
   const char *at = strstr(piece, slot);
   require(at);
   marked_put(out, piece, (size_t)(at - piece), false);
+  size_t from = out->len;
   marked_put(out, turn->text, turn->len, true);
   at += strlen(slot);
   marked_put(out, at, strlen(at), false);
+  if (turn->by == BY_ASSISTANT) add_answer(out, from, out->len);
 }
 
-int template_turns(const ChatTemplate *c, const Turn *turns, int n, const char *place, Marked *out,
-                   Error *err) {
-  for (int i = 0; i < n; i++) {
-    const char *piece = piece_of(c, turns[i].by);
+static int put_turns(const ChatTemplate *c, const Dialogue *d, const char *place, Marked *out,
+                     Error *err) {
+  for (int i = 0; i < d->n; i++) {
+    const char *piece = piece_of(c, d->turns[i].by);
     if (!piece[0])
       return error_set(err, "%s: has a system turn, but data.chat.system is not given", place);
-    put_piece(piece, &turns[i], out);
+    put_piece(piece, &d->turns[i], out);
   }
   return 0;
 }
 
-void template_open(const ChatTemplate *c, Marked *out) {
-  if (strcmp(c->name, "plain") != 0)
-    marked_put(out, c->assistant_prefix, strlen(c->assistant_prefix), false);
+/* ---- chat templates ---- */
+
+static ChatMessage *messages_of(const Dialogue *d) {
+  static const char *const roles[] = {
+      [BY_SYSTEM] = "system", [BY_USER] = "user", [BY_ASSISTANT] = "assistant"};
+  ChatMessage *m = mem_alloc((size_t)d->n, sizeof *m);
+  for (int i = 0; i < d->n; i++)
+    m[i] = (ChatMessage){roles[d->turns[i].by], d->turns[i].text, d->turns[i].len};
+  return m;
 }
 
-void template_answer(const ChatTemplate *c, const Turn *answer, Marked *out) {
-  const char *piece = piece_of(c, BY_ASSISTANT);
-  size_t opened = strcmp(c->name, "plain") != 0 ? strlen(c->assistant_prefix) : 0;
-  require(!strncmp(piece, c->assistant_prefix, opened));
-  put_piece(piece + opened, answer, out);
+static int by_chat(const Chat *chat, const Dialogue *d, bool answers, const char *place,
+                   Marked *out, Error *err) {
+  ChatText t;
+  ChatMessage *m = messages_of(d);
+  int rc = answers ? chat_render_answers(chat, m, d->n, &t, err)
+                   : chat_render(chat, m, d->n, true, &t, err);
+  free(m);
+  if (rc) return error_prefix(err, "%s", place);
+  *out = (Marked){t.text, t.content, t.len, t.len, t.answers, t.n_answers, t.ended};
+  return 0;
+}
+
+/* ---- both ---- */
+
+int template_prompt(const ChatTemplate *c, const Chat *chat, const Dialogue *d, const char *place,
+                    Marked *out, size_t *opening, Error *err) {
+  if (chat ? by_chat(chat, d, false, place, out, err) : put_turns(c, d, place, out, err)) return -1;
+  *opening = out->len;
+  if (!chat) marked_put(out, opening_of(c), strlen(opening_of(c)), false);
+  return 0;
+}
+
+int template_answers(const ChatTemplate *c, const Chat *chat, const Dialogue *d, const char *place,
+                     Marked *out, Error *err) {
+  return chat ? by_chat(chat, d, true, place, out, err) : put_turns(c, d, place, out, err);
 }

@@ -15,7 +15,7 @@
  * completion, or a plain text; a pair's answers are texts, messages, or whole conversations.
  * Conversations and prompts go through data.chat, texts do not. Prompt and answer are encoded
  * apart, so that training sees the tokens that generation starts from. One BOS begins a sequence
- * and an EOS ends an answer, as the recipe says. Of a conversation only the last answer is learnt.
+ * and an EOS ends an answer, as the recipe says. Of a conversation all answers are learnt.
  *
  * Overlong examples that are to be cut: an SFT example or a pair loses the beginning of its prompt,
  * down to half of the room at most, then the end of its answers; a prompt for PPO loses its
@@ -25,7 +25,7 @@ typedef struct SftSet {
   int n;
   TokenList tokens;
   int32_t *offsets;
-  int32_t *loss_from; /* first learnt token of each example, >= 1 */
+  uint8_t *loss; /* [tokens.n] 1: learnt */
 } SftSet;
 typedef struct PairSet {
   int n;

@@ -1,5 +1,6 @@
 /* Supervised fine-tuning: the actor learns the completions of data.sft. Result: RUN/sft. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "orchestrator/train_examples.h"
 #include "orchestrator/train_session.h"
@@ -21,9 +22,11 @@ static int sft_one_step(void *ctx, int64_t step, Error *err) {
   Examples e = examples_draw((uint64_t)r->run.seed, "sft", s->state.position, n, set->n,
                              set->offsets, set->tokens.v, 1);
   s->state.position += n;
-  int32_t *loss_from = mem_alloc((size_t)n, sizeof *loss_from);
-  for (int i = 0; i < n; i++) loss_from[i] = set->loss_from[e.ids[i]];
-  SftBatch batch = {n, e.offsets, e.tokens, loss_from};
+  uint8_t *loss = mem_alloc((size_t)e.offsets[n], sizeof *loss);
+  for (int i = 0; i < n; i++)
+    memcpy(loss + e.offsets[i], set->loss + set->offsets[e.ids[i]],
+           (size_t)(e.offsets[i + 1] - e.offsets[i]));
+  SftBatch batch = {n, e.offsets, e.tokens, loss};
   double lr = optimizer_lr(&r->optimizer.sft, step, st->steps);
   SftStats stats;
   sft_step(st->model, &batch, (int)r->batch.micro_tokens, optimizer_adamw(&r->optimizer.sft, lr),
@@ -37,7 +40,7 @@ static int sft_one_step(void *ctx, int64_t step, Error *err) {
   report_metric(s->report, "lr", lr);
   report_metric_int(s->report, "skipped_steps", s->state.skipped);
   report_show(s->report, "loss", stats.loss);
-  free(loss_from);
+  free(loss);
   examples_free(&e);
   return 0;
 }
@@ -46,7 +49,7 @@ static int sft_evaluate(void *ctx, int64_t step, Error *err) {
   (void)step, (void)err;
   SftStage *st = ctx;
   const SftSet *set = &st->s->data.sft_held;
-  SftBatch batch = {set->n, set->offsets, set->tokens.v, set->loss_from};
+  SftBatch batch = {set->n, set->offsets, set->tokens.v, set->loss};
   SftStats stats;
   sft_eval(st->model, &batch, (int)st->s->recipe->batch.micro_tokens, &stats);
   report_count(st->s->report, set->n, stats.tokens, 0);

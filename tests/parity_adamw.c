@@ -25,12 +25,11 @@ int parity_adamw(Parity *p, Error *err) {
   int steps = (int)ids->dim[0], n = (int)ids->dim[1], len = (int)ids->dim[2];
   int32_t *tokens = parity_i32(p, "input_ids", NULL);
   int32_t *offsets = mem_alloc((size_t)n + 1, sizeof *offsets);
-  int32_t *loss_from = mem_zalloc((size_t)n, sizeof *loss_from);
   float *losses = mem_alloc((size_t)steps, sizeof *losses);
   float *norms = mem_alloc((size_t)steps, sizeof *norms);
   for (int i = 0; i <= n; i++) offsets[i] = i * len;
   for (int s = 0; s < steps; s++) {
-    SftBatch batch = {n, offsets, tokens + (size_t)s * (size_t)n * (size_t)len, loss_from};
+    SftBatch batch = {n, offsets, tokens + (size_t)s * (size_t)n * (size_t)len, NULL};
     AdamW adamw = optimizer_adamw(&optimizer, optimizer_lr(&optimizer, s, steps));
     SftStats stats;
     sft_step(m, &batch, 3 * len, adamw, (float)optimizer.max_grad_norm, &stats);
@@ -42,7 +41,6 @@ int parity_adamw(Parity *p, Error *err) {
   parity_params(p, "final weights", m, STATE_MASTER, "final.");
   free(tokens);
   free(offsets);
-  free(loss_from);
   free(losses);
   free(norms);
   model_free(m);

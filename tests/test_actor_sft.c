@@ -5,8 +5,16 @@
 #include "actor/actor.h"
 #include "tests/tiny_model.h"
 
-/* Loss from the second token, from the middle, from behind the end, and so on. */
-static const int32_t loss_from[9] = {0, 1, 6, 10, 9, 4, 2, 16, 7};
+/* Loss from the second token, from the middle, from behind the end, and so on; and every third
+ * token before it. The caller frees. */
+static uint8_t *make_loss(const Rollout *ro) {
+  static const int32_t from[9] = {0, 1, 6, 10, 9, 4, 2, 16, 7};
+  uint8_t *loss = mem_zalloc((size_t)ro->n_tokens, 1);
+  for (int i = 0; i < 9; i++)
+    for (int t = 0; t < ro->offsets[i + 1] - ro->offsets[i]; t++)
+      loss[ro->offsets[i] + t] = t >= from[i] || t % 3 == 0;
+  return loss;
+}
 
 typedef struct SftReference {
   const SftBatch *b;
@@ -16,7 +24,7 @@ typedef struct SftReference {
 static int sft_targets(const SftBatch *b, int i, int32_t *rows, int32_t *targets) {
   int n = 0, len = b->offsets[i + 1] - b->offsets[i];
   for (int t = 1; t < len; t++) {
-    if (t < b->loss_from[i]) continue;
+    if (!b->loss[b->offsets[i] + t]) continue;
     rows[n] = t - 1;
     targets[n++] = b->tokens[b->offsets[i] + t];
   }
@@ -48,7 +56,8 @@ static void sft_gradient(void **state) {
   World w = world_open();
   Model *m = tiny_model(&w, HEAD_LM, 17);
   Rollout *ro = tiny_rollout();
-  SftBatch b = {9, ro->offsets, ro->tokens, loss_from};
+  uint8_t *loss = make_loss(ro);
+  SftBatch b = {9, ro->offsets, ro->tokens, loss};
   SftReference r = {&b, 0};
   for (int i = 0; i < 9; i++) {
     int32_t rows[64], targets[64];
@@ -75,6 +84,7 @@ static void sft_gradient(void **state) {
   }
   check_differences(m, sft_reference_loss, &r, want);
   free(want);
+  free(loss);
   rollout_free(ro);
   model_free(m);
   world_close(&w);
@@ -85,8 +95,9 @@ static void sft_learns_or_has_nothing_to_learn(void **state) {
   World w = world_open();
   Model *m = tiny_model(&w, HEAD_LM, 18);
   Rollout *ro = tiny_rollout();
-  const int32_t never[9] = {9, 14, 6, 21, 5, 11, 3, 17, 8};
-  SftBatch b = {9, ro->offsets, ro->tokens, loss_from}, none = {9, ro->offsets, ro->tokens, never};
+  uint8_t *loss = make_loss(ro), *never = mem_zalloc((size_t)ro->n_tokens, 1);
+  for (int i = 0; i < 9; i++) never[ro->offsets[i]] = 1; /* which nothing predicts */
+  SftBatch b = {9, ro->offsets, ro->tokens, loss}, none = {9, ro->offsets, ro->tokens, never};
   AdamW opt = {.lr = 5e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
   float *before = tiny_state(m, STATE_MASTER);
   SftStats first, s;
@@ -99,6 +110,8 @@ static void sft_learns_or_has_nothing_to_learn(void **state) {
   assert_true(s.loss < 0.7 * first.loss);
   free(before);
   free(after);
+  free(loss);
+  free(never);
   rollout_free(ro);
   model_free(m);
   world_close(&w);
