@@ -147,6 +147,26 @@ static void test_text_makes_no_special_token(void **state) {
   tokenizer_free(t);
 }
 
+/* Special tokens are found before text is brought to its normal form, in which the bytes of a
+ * template could not be told from those of content. */
+static void test_normalized_special(void **state) {
+  (void)state;
+  BpeFile f = qwen2;
+  f.root =
+      "\"normalizer\":{\"type\":\"NFC\"},\"added_tokens\":[{\"id\":260,\"content\":\"<s>\","
+      "\"special\":true,\"normalized\":true}]";
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+  Error err = {""};
+  TokenList ids = {0};
+  static const char text[] = "<s>e\314\201<s>", content[] = "\0\0\0\1\1\1\1\1\1";
+  assert_int_equal(tokenizer_encode_template(t, text, content, sizeof text - 1, 0, &ids, &err), 0);
+  static const int32_t want[] = {260, 256, '<', 's', '>'};
+  assert_int_equal(ids.n, 5);
+  assert_memory_equal(ids.v, want, sizeof want);
+  token_list_free(&ids);
+  tokenizer_free(t);
+}
+
 /* A BOS token that text can be made of is not taken for a second one and removed. */
 static void test_bos_that_text_makes(void **state) {
   (void)state;
@@ -456,6 +476,7 @@ static const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama3),
                                           cmocka_unit_test(test_qwen2),
                                           cmocka_unit_test(test_added_tokens),
                                           cmocka_unit_test(test_text_makes_no_special_token),
+                                          cmocka_unit_test(test_normalized_special),
                                           cmocka_unit_test(test_bos_that_text_makes),
                                           cmocka_unit_test(test_pre_tokenizers),
                                           cmocka_unit_test(test_pattern_that_covers),
