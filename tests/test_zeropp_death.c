@@ -80,6 +80,16 @@ static void gather_unwritten(TestModel *m) {
   (void)m;
   zeropp_gather(fresh.z, 0);
 }
+static void read_unwritten_secondary(TestModel *m) {
+  ZeroPPConfig cfg = {.stage = 3, .qwz = WIRE_INT8, .hpz = HPZ_QUANTIZED};
+  TestModel fresh = test_model_of(0, cfg);
+  (void)m;
+  zeropp_prefetch(fresh.z, 1);
+}
+static void quantize_nothing(TestModel *m) {
+  (void)m;
+  test_model_of(0, (ZeroPPConfig){.stage = 3, .hpz = HPZ_QUANTIZED});
+}
 static void train_frozen(TestModel *m) {
   TestModel frozen = test_model(0, false);
   (void)m;
@@ -140,6 +150,8 @@ static const Misdeed misdeeds[] = {
     {"release_twice", release_twice, "release of " UNIT1, 0},
     {"join_strangers", join_strangers, "0.q.bias is not joined to 0.v.weight", 0},
     {"gather_unwritten", gather_unwritten, "no weights were written yet", 0},
+    {"read_unwritten_secondary", read_unwritten_secondary, "no weights were written yet", 0},
+    {"quantize_nothing", quantize_nothing, "broken contract: c->hpz", 0},
     {"train_frozen", train_frozen, "broken contract", 0},
     {"skip_a_unit", skip_a_unit, "parameter b: units must ascend", 0},
     {"join_other_widths", join_other_widths, "parameter b: nothing of its width", 0},

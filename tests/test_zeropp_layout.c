@@ -1,7 +1,7 @@
 /* The layout against a naive map that deals out rows and elements one at a time. */
 #include "tests/test.h"
 #include "tests/zeropp_test.h"
-#include "zeropp/zeropp.h"
+#include "zeropp/internal.h"
 
 enum { MAX_NODES = 6, MAX_LOCAL = 8, MAX_ELEMENTS = 4096 };
 
@@ -66,6 +66,48 @@ static void every_element_has_one_owner(void **state) {
       }
 }
 
+/* Cut between blocks: every block lies whole with one owner, the same blocks in every grid; owners
+ * differ by one block at most. */
+static void check_blocks(const ParamSpec *s, int64_t size, int nodes, int local) {
+  int64_t width = s->ndim == 2 ? s->dim[1] : s->dim[0],
+          numel = s->ndim == 2 ? s->dim[0] * width : width;
+  int64_t end = 0, least = INT64_MAX, most = 0, ranks = 0;
+  for (int j = 0; j < local; j++)
+    for (int n = 0; n < nodes; n++, ranks++) {
+      int64_t start, count;
+      layout_piece(s, size, nodes, local, n, j, &start, &count);
+      assert_int_equal(start, end);
+      assert_true(start % width % size == 0 || start == numel);
+      end = start + count;
+      assert_true(end % width % size == 0 || end == numel);
+      if (s->ndim == 1 || local == 1) {
+        WireFormat f = {WIRE_INT8, (int)size, DT_F32};
+        int64_t blocks = count ? wire_blocks(f, (WireSpan){width, start, count}) : 0;
+        least = blocks < least ? blocks : least;
+        most = blocks > most ? blocks : most;
+      }
+    }
+  assert_int_equal(end, numel);
+  if (local == 1) assert_true(most - least <= 1);
+}
+
+static void blocks_have_one_owner(void **state) {
+  (void)state;
+  static const int64_t widths[] = {1, 2, 7, 16, 100}, sizes[] = {2, 8, 64, 256};
+  for (int nodes = 1; nodes <= MAX_NODES; nodes++)
+    for (int local = 1; local <= MAX_LOCAL; local++)
+      for (int64_t rows = 1; rows <= 40; rows += 3)
+        for (int b = 0; b < 4; b++) {
+          ParamSpec s = {.ndim = 1, .dim = {rows * 7, 1}};
+          check_blocks(&s, sizes[b], nodes, local);
+          s = (ParamSpec){.ndim = 2, .dim = {rows, 1}};
+          for (int w = 0; w < 5; w++) {
+            s.dim[1] = widths[w];
+            check_blocks(&s, sizes[b], nodes, local);
+          }
+        }
+}
+
 static void large_sizes_do_not_overflow(void **state) {
   (void)state;
   ParamSpec s = {.ndim = 2, .dim = {1 << 20, 1 << 20}}; /* 2^40 elements */
@@ -111,6 +153,7 @@ static void memory_is_planned_for_the_fullest_rank(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_element_has_one_owner),
+    cmocka_unit_test(blocks_have_one_owner),
     cmocka_unit_test(large_sizes_do_not_overflow),
     cmocka_unit_test(memory_is_planned_for_the_fullest_rank),
 };

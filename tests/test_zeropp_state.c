@@ -184,6 +184,118 @@ static void a_resumed_run_has_the_same_bits(void **state) {
   for_each_grid(check_resume);
 }
 
+/* Error feedback: three steps of lossy gradients, a file, three more steps; and the file alone. */
+static void train_lossy(TestModel *m, int from, int to) {
+  for (int step = from; step < to; step++) {
+    zeropp_zero_grad(m->z);
+    for (int u = TEST_UNITS - 1; u >= 0; u--) {
+      zeropp_open_grad(m->z, u);
+      for (int p = 0; p < TEST_PARAMS; p++) {
+        if (test_shapes[p].unit != u) continue;
+        Tensor g = zeropp_grad(m->z, p);
+        for (int64_t i = 0; i < tensor_numel(g); i++)
+          tensor_f32(g)[i] =
+              0.013f * (float)((p + step * 7 + (int)i * 5 + m->grid->rank) % 23 - 11);
+      }
+      zeropp_reduce(m->z, u);
+    }
+    assert_false(
+        zeropp_step(m->z, (AdamW){.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f}, 1)
+            .skipped);
+  }
+}
+
+static bool same_masters(const TestModel *a, const TestModel *b) {
+  double differ = 0;
+  for (int p = 0; p < TEST_PARAMS; p++) {
+    int64_t start, count;
+    const float *x = zeropp_shard(a->z, STATE_MASTER, p, &start, &count);
+    const float *y = zeropp_shard(b->z, STATE_MASTER, p, &start, &count);
+    if (count && memcmp(x, y, (size_t)count * sizeof *x) != 0) differ = 1;
+  }
+  comm_all_reduce_f64(a->grid->all, &differ, 1, true);
+  return differ == 0;
+}
+
+static void load(TestModel *m, const char *path) {
+  Error err = {""};
+  if (zeropp_load_state(m->z, path, &err)) die("%s", err.msg);
+}
+
+static void check_errors(int local) {
+  char *path = tmp_file("errors");
+  ZeroPPConfig cfg = {.stage = 3, .trainable = true, .block = 4, .qgz = WIRE_INT4};
+  TestModel forgetful = test_model_of(local, cfg);
+  cfg.error_feedback = true;
+  cfg.error_decay = 0.5;
+  TestModel a = test_model_of(local, cfg), b = test_model_of(local, cfg);
+  cfg.block = 6;
+  TestModel other = test_model_of(local, cfg);
+  Error err = {""};
+  zeropp_init_random(a.z, 5);
+  train_lossy(&a, 0, 3);
+  if (zeropp_save_state(a.z, path, &err)) die("%s", err.msg);
+  train_lossy(&a, 3, 6);
+  load(&b, path);
+  train_lossy(&b, 3, 6);
+  assert_true(same_masters(&a, &b));
+  load(&b, path); /* errors of the steps since are gone */
+  train_lossy(&b, 3, 6);
+  assert_true(same_masters(&a, &b));
+  load(&forgetful, path); /* without errors the steps are others: the file's errors matter */
+  train_lossy(&forgetful, 3, 6);
+  assert_false(same_masters(&a, &forgetful));
+  load(&other, path); /* other blocks, as another grid: errors start at zero */
+  train_lossy(&other, 3, 6);
+  if (zeropp_save_state(forgetful.z, path, &err)) die("%s", err.msg);
+  load(&b, path); /* a file without */
+  train_lossy(&b, 3, 4);
+  test_model_free(&a);
+  test_model_free(&b);
+  test_model_free(&forgetful);
+  test_model_free(&other);
+  free(path);
+}
+
+static void error_feedback_is_resumed(void **state) {
+  (void)state;
+  for_each_grid(check_errors);
+}
+
+/* What any mode writes, any other reads: stage 0 spreads what it read to all ranks. */
+static void check_modes(int local) {
+  char *path = tmp_file("modes");
+  TestModel plain = test_model(local, true), m = test_model_of(local, mode->cfg);
+  Error err = {""};
+  zeropp_init_random(plain.z, 9);
+  train_lossy(&plain, 0, 2);
+  if (zeropp_save_state(plain.z, path, &err)) die("%s", err.msg);
+  load(&m, path);
+  check_true(zeropp_steps(m.z) == 2);
+  if (zeropp_save_state(m.z, path, &err)) die("%s", err.msg);
+  train_lossy(&m, 2, 3);
+  train_lossy(&plain, 2, 3);
+  bool lossless = !mode->cfg.qwz && !mode->cfg.qgz && mode->cfg.wire == WIRE_F32;
+  check_true(lossless == same_masters(&plain, &m) || m.grid->world == 1);
+  TestModel again = test_model(local, true);
+  load(&again, path);
+  train_lossy(&again, 2, 3);
+  check_true(same_masters(&plain, &again));
+  test_model_free(&plain);
+  test_model_free(&again);
+  test_model_free(&m);
+  free(path);
+}
+
+static void any_mode_reads_what_any_other_wrote(void **state) {
+  (void)state;
+  for (int i = 0; i < TEST_MODES; i += 1 + launch_world() / 2) {
+    mode = &test_modes[i];
+    check_modes(1);
+    check_modes(launch_world());
+  }
+}
+
 static void assert_refused(TestModel *m, const char *path, const char *word) {
   Error err = {""};
   uint64_t version = zeropp_version(m->z);
@@ -277,6 +389,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(any_ranks_load_full_tensors),
     cmocka_unit_test(any_ranks_write_the_same_bytes),
     cmocka_unit_test(a_resumed_run_has_the_same_bits),
+    cmocka_unit_test(error_feedback_is_resumed),
+    cmocka_unit_test(any_mode_reads_what_any_other_wrote),
     cmocka_unit_test(bad_files_are_refused_by_all),
     cmocka_unit_test(a_failed_save_leaves_nothing),
 };
