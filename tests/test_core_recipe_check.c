@@ -290,6 +290,37 @@ static void reward_terms(void **state) {
   RUN(base, cases);
 }
 
+static void sharding(void **state) {
+  (void)state;
+  static const Case cases[] = {
+      {{"zeropp={qwz: int8, hpz: quantized, qgz: int4, error_feedback: true, accumulate: node}"},
+       NULL},
+      {{"zeropp={stage: 0, wire: bfloat16}"}, NULL},
+      {{"zeropp.hpz=on"}, NULL},
+      {{"zeropp.stage=2", "zeropp.qwz=fp8", "zeropp.accumulate=node"}, NULL},
+      {{"zeropp.hpz=quantized"},
+       "--set zeropp.hpz=quantized: zeropp.hpz: found quantized with zeropp.qwz off; expected on, "
+       "or "
+       "qwz"},
+      {{"zeropp.error_feedback=true"},
+       "--set zeropp.error_feedback=true: zeropp.error_feedback: found true with zeropp.qgz off, "
+       "which loses nothing; expected false, or qgz"},
+      {{"zeropp.block=255"},
+       "--set zeropp.block=255: zeropp.block: found 255; expected an even number"},
+      {{"zeropp.stage=2", "zeropp.hpz=on"},
+       "--set zeropp.hpz=on: zeropp.hpz: found on with zeropp.stage 2; expected stage 3"},
+      {{"zeropp.stage=0", "zeropp.qgz=int8"},
+       "--set zeropp.qgz=int8: zeropp.qgz: found int8 with zeropp.stage 0; expected stage 1 or "
+       "above"},
+      {{"zeropp.stage=1", "zeropp.accumulate=node"},
+       "--set zeropp.accumulate=node: zeropp.accumulate: found node with zeropp.stage 1; expected "
+       "stage 2 or above"},
+      {{"zeropp.qwz=int4"},
+       "--set zeropp.qwz=int4: zeropp.qwz: found \"int4\"; expected one of off, int8, fp8"},
+  };
+  RUN(base, cases);
+}
+
 static void conversations(void **state) {
   (void)state;
 #define CHAT "data.chat={name: custom, user: 'U {content}', assistant: 'A {content}.'}"
@@ -320,6 +351,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(stages_need_data), cmocka_unit_test(held_out_and_evaluation),
     cmocka_unit_test(sources),          cmocka_unit_test(reward_models),
     cmocka_unit_test(random_weights),   cmocka_unit_test(rollout_and_ppo),
-    cmocka_unit_test(reward_terms),     cmocka_unit_test(conversations),
+    cmocka_unit_test(reward_terms),     cmocka_unit_test(sharding),
+    cmocka_unit_test(conversations),
 };
 TEST_MAIN(tests)
