@@ -86,11 +86,20 @@ bench: $(BUILD)/bench/bench_cpu $(BUILD)/bench/bench_tokenizer
 parity: $(BUILD)/tests/parity
 	@$< $(or $(FIXTURES),../shared/fixtures)
 
+help:
+	@printf '%s\n' 'make            builds ./rlhf' \
+	  'make demo       SFT, reward model and PPO on two ranks, from the repository alone' \
+	  'make test       every test; ONLY="test_core_json cli_train" for some; SAN=1, TSAN=1 with sanitizers' \
+	  'make parity     FIXTURES=DIR: every fixture folder against what PyTorch computes' \
+	  'make bench      training, scoring, decoding and kernels beside the machine'"'"'s own rates' \
+	  'make fuzz       TIME=seconds: libFuzzer on every reader (needs clang)' \
+	  'make format     clang-format on every source' \
+	  'make clean      removes the build folders'
 clean:
 	rm -rf build build-san build-tsan rlhf
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
 
-.PHONY: all rlhf test demo fuzz bench parity clean format
+.PHONY: help all rlhf test demo fuzz bench parity clean format
 .SECONDARY: $(patsubst %,$(BUILD)/%.o,$(wildcard tests/*.c bench/*.c))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
