@@ -14,13 +14,13 @@ int64_t head_chunk_rows(const ModelConfig *c) {
 }
 
 void head_gather(Model *m) {
-  zeropp_gather(m->zero, unit_of_head(m));
+  if (head_has_unit(m)) zeropp_gather(m->zero, unit_of_head(m));
   if (head_is_tied(m)) zeropp_gather(m->zero, 0);
 }
 
 void head_release(Model *m) {
   if (head_is_tied(m)) zeropp_release(m->zero, 0);
-  zeropp_release(m->zero, unit_of_head(m));
+  if (head_has_unit(m)) zeropp_release(m->zero, unit_of_head(m));
 }
 
 Tensor head_weight(const Model *m) { return zeropp_weight(m->zero, m->params.head.weight); }

@@ -75,6 +75,11 @@ void model_init_param(Model *m, int param, uint64_t seed);
 
 static inline int unit_of_block(int layer) { return 1 + layer; }
 static inline int unit_of_head(const Model *m) { return 1 + m->config.n_layers; }
+/* A tied head without norm and projection has no parameters, and the engine no unit of its own. */
+static inline bool head_has_unit(const Model *m) {
+  const HeadParams *p = &m->params.head;
+  return p->norm.weight >= 0 || p->project_out >= 0 || p->weight != m->params.embedding;
+}
 static inline bool head_is_tied(const Model *m) {
   return m->head == HEAD_LM && m->config.tied_head;
 }

@@ -84,7 +84,7 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
   t.dh_NE = push_f32(m, t.batch.n, embed_width(&m->config));
   device_zero(m->device, t.dh_NE.data, tensor_bytes(t.dh_NE));
   head_gather(m);
-  zeropp_open_grad(m->zero, unit_of_head(m));
+  if (head_has_unit(m)) zeropp_open_grad(m->zero, unit_of_head(m));
   if (head_is_tied(m)) zeropp_open_grad(m->zero, 0);
   t.final = final_forward(m, t.trunk.x_NC, t.trunk.delta_NC, true);
   return t;
@@ -94,7 +94,7 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
 static void training_end(Model *m, Training *t) {
   Tensor dx_NC = push_f32(m, t->batch.n, m->config.hidden);
   final_backward(m, &t->final, t->trunk.x_NC, t->dh_NE, dx_NC);
-  zeropp_reduce(m->zero, unit_of_head(m));
+  if (head_has_unit(m)) zeropp_reduce(m->zero, unit_of_head(m));
   head_release(m);
   trunk_backward(m, &t->batch, &t->trunk, dx_NC);
   trunk_free(&t->trunk);

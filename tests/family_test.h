@@ -48,6 +48,7 @@ static const struct FamilyCase {
     {"opt, no biases, no final norm",
      "{" OPT_SIZES ",\"enable_bias\":false,\"_remove_final_layer_norm\":true,"
      "\"word_embed_proj_dim\":21,\"activation_function\":\"gelu\",\"tie_word_embeddings\":false}"},
+    {"opt, post-norm", "{" OPT_SIZES ",\"do_layer_norm_before\":false}"}, /* no unit of the head */
     {"gpt2", "{" GPT2_SIZES "}"},
     {"gpt2, wide MLP", "{" GPT2_SIZES ",\"n_inner\":31,\"activation_function\":\"gelu_fast\"}"},
 };
