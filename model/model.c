@@ -54,6 +54,19 @@ void model_free(Model *m) {
 }
 
 const ModelConfig *model_config(const Model *m) { return &m->config; }
+
+int model_add_eos(Model *m, int id, Error *err) {
+  ModelConfig *c = &m->config;
+  for (int i = 0; i < c->n_eos; i++)
+    if (c->eos_ids[i] == id) return 0;
+  if (id < 0 || id >= c->vocab_size)
+    return error_set(err, "EOS id %d is outside the model's vocabulary of %d", id, c->vocab_size);
+  if (c->n_eos == MODEL_MAX_EOS)
+    return error_set(err, "EOS id %d: the model has %d already, which is all that is supported", id,
+                     c->n_eos);
+  c->eos_ids[c->n_eos++] = id;
+  return 0;
+}
 HeadKind model_head(const Model *m) { return m->head; }
 ZeroPP *model_zero(Model *m) { return m->zero; }
 Device *model_device(Model *m) { return m->device; }

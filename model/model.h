@@ -123,6 +123,9 @@ typedef struct SaveOptions {
 int model_save(Model *m, const char *dir, const SaveOptions *o, Error *err);
 
 const ModelConfig *model_config(const Model *m);
+/* One more token that ends generation, here and in what is saved; nothing changes where the config
+ * has it. -1: the config has no room for it, or the vocabulary no such id. */
+int model_add_eos(Model *m, int id, Error *err);
 HeadKind model_head(const Model *m);
 ZeroPP *model_zero(Model *m);
 Device *model_device(Model *m);

@@ -71,6 +71,8 @@ typedef struct Marked {
 void marked_put(Marked *m, const char *text, size_t len, bool is_content);
 void marked_clear(Marked *m);
 void marked_free(Marked *m);
+/* The chat template of the recipe; NULL where it is plain or has pieces. */
+int template_chat(const Recipe *r, const Tokenizer *t, Chat **out, Error *err);
 /* A conversation up to where the answer begins that it asks for; *opening: bytes before the words
  * that open the answer (all of them, where a chat template does not tell). place: for errors. */
 int template_prompt(const ChatTemplate *c, const Chat *chat, const Dialogue *d, const char *place,

@@ -13,10 +13,7 @@ int loader_init(Loader *l, const Recipe *r, const Tokenizer *t, const DataSource
     return error_set(err, "tokenizer.add_bos: the tokenizer has no BOS token; expected false");
   if (r->tokenizer.add_eos && tokenizer_eos(t) < 0)
     return error_set(err, "tokenizer.add_eos: the tokenizer has no EOS token; expected false");
-  const char *chat = r->data.chat.name, *dir = r->tokenizer.path;
-  if (!strcmp(chat, "plain") || !strcmp(chat, "custom")) return 0;
-  l->chat = chat_open(chat, dir[0] ? dir : r->models.actor.path, t, err);
-  return l->chat ? 0 : error_prefix(err, "data.chat.name");
+  return template_chat(r, t, &l->chat, err);
 }
 
 void loader_close(Loader *l) { chat_free(l->chat); }

@@ -70,6 +70,22 @@ static int put_turns(const ChatTemplate *c, const Dialogue *d, const char *place
 
 /* ---- chat templates ---- */
 
+int template_chat(const Recipe *r, const Tokenizer *t, Chat **out, Error *err) {
+  const char *name = r->data.chat.name, *dir = r->tokenizer.path;
+  *out = NULL;
+  if (!strcmp(name, "plain") || !strcmp(name, "custom")) return 0;
+  *out = chat_open(name, dir[0] ? dir : r->models.actor.path, t, err);
+  return *out ? 0 : error_prefix(err, "data.chat.name");
+}
+
+int data_end_token(const Recipe *r, const Tokenizer *t) {
+  Chat *chat;
+  if (template_chat(r, t, &chat, NULL) || !chat) return -1;
+  int id = chat_end_token(chat);
+  chat_free(chat);
+  return id;
+}
+
 static ChatMessage *messages_of(const Dialogue *d) {
   static const char *const roles[] = {
       [BY_SYSTEM] = "system", [BY_USER] = "user", [BY_ASSISTANT] = "assistant"};

@@ -51,6 +51,8 @@ int data_load_pairs(const Recipe *r, const Tokenizer *t, int64_t room, PairSet *
                     PairSet *held_out, DataReport *rep, Error *err);
 int data_load_prompts(const Recipe *r, const Tokenizer *t, int64_t room, PromptSet *train,
                       PromptSet *held_out, DataReport *rep, Error *err);
+/* The token that ends an answer in the format of data.chat; -1: it has none of its own. */
+int data_end_token(const Recipe *r, const Tokenizer *t);
 void sft_set_free(SftSet *s);
 void pair_set_free(PairSet *s);
 void prompt_set_free(PromptSet *s);

@@ -120,6 +120,16 @@ ModelConfig init_model_config(const InitConfig *init, const Tokenizer *t) {
 
 /* ---- opening and storing ---- */
 
+/* Answers end where the conversation's format ends a turn, also in what is saved. */
+static int add_end_token(const Session *s, Model *m, Error *err) {
+  int id = data_end_token(s->recipe, s->tokenizer), before = model_config(m)->n_eos;
+  if (id < 0) return 0;
+  if (model_add_eos(m, id, err)) return error_prefix(err, "models.actor: the end of a turn");
+  if (model_config(m)->n_eos > before)
+    log_info("models.actor: answers also end with token %d, the end of a turn in data.chat", id);
+  return 0;
+}
+
 int model_open(Session *s, Role role, int stage, bool trainable, Model **out, Error *err) {
   const Recipe *r = s->recipe;
   ModelStart start;
@@ -139,6 +149,11 @@ int model_open(Session *s, Role role, int stage, bool trainable, Model **out, Er
   }
   model_start_free(&start);
   if (!*out) return error_prefix(err, "models.%s", role_name(role));
+  if (role == ROLE_ACTOR && add_end_token(s, *out, err)) {
+    model_free(*out);
+    *out = NULL;
+    return -1;
+  }
   report_watch(s->report, *out);
   return 0;
 }
