@@ -18,7 +18,8 @@ typedef struct ReportTotals {
   PhaseTotals phase[PH_COUNT];
   int ranks;
   int64_t steps;
-  double peak_flops; /* per second, all ranks together; 0: not measured */
+  double peak_flops; /* per second, all ranks together: the best of GEMMs measured at the start and
+                        the end, and of any phase; 0: not measured */
   char device[256];
 } ReportTotals;
 

@@ -24,3 +24,7 @@ run generate --model demo/actor --greedy --max-new-tokens 32 --text prompt.jsonl
 ok "the saved actor answers to the end" grep -q '"finish":"eos"' out
 run report demo
 ok "the report is there again" grep -q '^rollout' out
+most=$(grep -oE '"utilisation":[0-9.e+-]+' demo/metrics.jsonl | cut -d: -f2 | sort -g | tail -1)
+ok "no step used more than the whole machine: $most" holds "$most > 0 && $most <= 1"
+over=$(awk '/^[a-z].*%.*%/ { for (i = 1; i <= NF; i++) if ($i ~ /%$/ && $i + 0 > 100) print $1 }' out)
+is "and no phase of the report did" "$over" ""
