@@ -15,13 +15,16 @@ enum { RUN = 32 /* blocks that a thread walks at a time */ };
 typedef struct Codec {
   EncodeBlock *encode;
   DecodeBlock *decode;
+  DecodeFour *decode_four;
   float most; /* largest code */
 } Codec;
 
 static const Codec codecs[] = {
-    [WIRE_F32] = {encode_f32, decode_f32, 0},      [WIRE_BF16] = {encode_bf16, decode_bf16, 0},
-    [WIRE_INT8] = {encode_int8, decode_int8, 127}, [WIRE_INT4] = {encode_int4, decode_int4, 7},
-    [WIRE_FP8] = {encode_fp8, decode_fp8, 448},
+    [WIRE_F32] = {encode_f32, decode_f32, four_f32, 0},
+    [WIRE_BF16] = {encode_bf16, decode_bf16, four_bf16, 0},
+    [WIRE_INT8] = {encode_int8, decode_int8, four_int8, 127},
+    [WIRE_INT4] = {encode_int4, decode_int4, four_int4, 7},
+    [WIRE_FP8] = {encode_fp8, decode_fp8, four_fp8, 448},
 };
 
 /* ---- scales ---- */
@@ -134,14 +137,34 @@ static float encode(WireFormat f, const Place *p, const float *x, const WireData
   return scale;
 }
 
+/* Where source r of a block lies, and its scale. */
+static const uint8_t *source(WireFormat f, const Place *p, const WireData *from, int r,
+                             float *scale) {
+  size_t skip = (size_t)r * from->stride;
+  *scale = 1;
+  if (wire_has_blocks(f)) *scale = get_scale(f, (const char *)from->scales + skip, p->i);
+  return (const uint8_t *)payload_of(f.kind, from, p) + skip;
+}
+
 static void decode(WireFormat f, const Place *p, const WireData *from, bool add, float *y) {
-  for (int r = 0; r < from->n; r++) {
-    WireData one = *from;
-    one.payload = (char *)from->payload + (size_t)r * from->stride;
-    float scale = 1;
-    if (wire_has_blocks(f))
-      scale = get_scale(f, (const char *)from->scales + (size_t)r * from->stride, p->i);
-    codecs[f.kind].decode(payload_of(f.kind, &one, p), p->n, scale, add || r > 0, y);
+  const Codec *c = &codecs[f.kind];
+  const uint8_t *in[FOUR];
+  float scale[FOUR];
+  int r = 0;
+  if (!add && from->n >= FOUR) {
+    memset(y, 0, (size_t)p->n * sizeof *y);
+  } else if (!add) {
+    in[0] = source(f, p, from, 0, scale);
+    c->decode(in[0], p->n, scale[0], false, y);
+    r = 1;
+  }
+  for (; r + FOUR <= from->n; r += FOUR) {
+    for (int k = 0; k < FOUR; k++) in[k] = source(f, p, from, r + k, &scale[k]);
+    c->decode_four(in, p->n, scale, y);
+  }
+  for (; r < from->n; r++) {
+    in[0] = source(f, p, from, r, scale);
+    c->decode(in[0], p->n, scale[0], true, y);
   }
 }
 

@@ -30,10 +30,11 @@ static float code_limit(WireKind kind) {
 
 /* The code of x: an integer, or the bits of an e4m3. */
 static int element_code(WireKind kind, float x, float scale) {
-  float most = code_limit(kind), y = scale > 0 ? x * (1 / scale) : 0;
-  if (isnan(scale)) y = 0;
-  y = fminf(fmaxf(y, -most), most);
-  return kind == WIRE_FP8 ? fp8_nearest(y) : (int)nearbyintf(y);
+  double most = (double)code_limit(kind);
+  float inverse = scale > 0 ? 1 / scale : 0;
+  if (isnan(scale)) x = inverse = 0;
+  if (kind == WIRE_FP8) return fp8_nearest(x * inverse);
+  return (int)nearbyint(fmin(fmax((double)x * (double)inverse, -most), most));
 }
 
 static float element_value(WireKind kind, int code, float scale) {
