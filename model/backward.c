@@ -102,7 +102,7 @@ void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
     const BlockParams *p = &m->params.block[l];
     BlockActs *a = &t->block[l];
     ArenaMark mark = arena_mark(m->arena);
-    zeropp_gather(m->zero, unit);
+    gather_downwards(m, unit);
     zeropp_open_grad(m->zero, unit);
     if (t->keep == KEEP_INPUTS) recompute(m, b, l, a);
     Tensor spare_NC = push_f32(m, b->n, m->config.hidden);

@@ -133,7 +133,7 @@ static void embed(Model *m, const Packed *p, TrunkActs *t) {
   t->x_NC = push_f32(m, p->n, m->config.hidden);
   t->embed_NE = absent();
   if (at->project_in >= 0) t->embed_NE = push_f32(m, p->n, embed_width(&m->config));
-  zeropp_gather(m->zero, 0);
+  gather_upwards(m, 0);
   m->ops->embedding_fwd(m->device, p->tokens_N, zeropp_weight(m->zero, at->embedding),
                         at->project_in >= 0 ? t->embed_NE : t->x_NC);
   if (at->project_in >= 0) linear(m, t->embed_NE, at->project_in, -1, 1, t->x_NC);
@@ -167,7 +167,7 @@ void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkAct
     a->x_NC = t->x_NC;
     Tensor leaving_NC = keep == KEEP_NOTHING ? a->x_NC : push_f32(m, p->n, c->hidden);
     *(c->post_norm ? &a->norm2_NC : &a->out_NC) = leaving_NC;
-    zeropp_gather(m->zero, unit_of_block(l));
+    gather_upwards(m, unit_of_block(l));
     block_forward(m, l, p->place_N, call, t->delta_NC, a);
     zeropp_release(m->zero, unit_of_block(l));
     t->x_NC = leaving_NC;

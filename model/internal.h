@@ -102,6 +102,11 @@ static inline int64_t qkv_width(const ModelConfig *c) {
   return (int64_t)(c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
 }
 
+/* ---- gathers ahead of their use (ahead.c) ---- */
+void gather_upwards(Model *m, int unit); /* gathers it, and starts those that forward needs next */
+void gather_downwards(Model *m, int unit); /* the same for backward */
+void prefetch_last_blocks(Model *m);       /* those that backward begins with */
+
 /* ---- arena tensors ---- */
 Tensor push_f32(Model *m, int64_t rows, int64_t cols);
 Tensor push_f32_1d(Model *m, int64_t n);

@@ -84,6 +84,7 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
   t.dh_NE = push_f32(m, t.batch.n, embed_width(&m->config));
   device_zero(m->device, t.dh_NE.data, tensor_bytes(t.dh_NE));
   head_gather(m);
+  prefetch_last_blocks(m);
   if (head_has_unit(m)) zeropp_open_grad(m->zero, unit_of_head(m));
   if (head_is_tied(m)) zeropp_open_grad(m->zero, 0);
   t.final = final_forward(m, t.trunk.x_NC, t.trunk.delta_NC, true);
