@@ -32,7 +32,15 @@ static void print_eos(const ModelConfig *c) {
 
 static void print_rope(const ModelConfig *c) {
   field("positions");
-  printf("%d, rotary base %g", c->max_positions, c->rope_theta);
+  printf("%d, ", c->max_positions);
+  if (c->rope == ROPE_NONE)
+    printf("learned");
+  else
+    printf("rotary base %g", c->rope_theta);
+  if (c->rotary_dim) printf(" on %d of %d channels", c->rotary_dim, c->head_dim);
+  if (c->rope == ROPE_DYNAMIC)
+    printf(", dynamic scaling by %g from %d", c->rope_factor, c->rope_original_positions);
+  if (c->rope == ROPE_LONGROPE) printf(", longrope from %d", c->rope_original_positions);
   if (c->rope == ROPE_LINEAR) printf(", linear scaling by %g", c->rope_factor);
   if (c->rope == ROPE_LLAMA3)
     printf(", llama3 scaling by %g (low %g, high %g, from %d)", c->rope_factor, c->rope_low_freq,
@@ -136,10 +144,13 @@ static int print_missing(const ModelConfig *c, const StSet *set) {
   ParamSpec *specs;
   int n = model_specs(c, c->head, &specs), missing = 0;
   for (int i = 0; i < n; i++) {
-    if (stset_find(set, specs[i].name, NULL) || !strncmp(specs[i].name, "score.", 6)) continue;
+    TensorPlace at = model_place(c, &specs[i]);
+    if (at.first > 0 || !strncmp(at.name, "score.", 6)) continue; /* once for a fused tensor */
+    const char *bare = strchr(at.name, '.'); /* trunks are also published without their prefix */
+    if (stset_find(set, at.name, NULL) || (bare && stset_find(set, bare + 1, NULL))) continue;
     if (missing++ >= MOST_MISSING) continue;
     field("missing");
-    printf("tensor %s\n", specs[i].name);
+    printf("tensor %s\n", at.name);
   }
   if (missing > MOST_MISSING) {
     field("missing");

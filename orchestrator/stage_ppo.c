@@ -31,6 +31,26 @@ static int open_models(Ppo *p, int stage, Error *err) {
   return read_norm(p, stage, err);
 }
 
+static int longest_prompt(const PromptSet *set) {
+  int longest = 0;
+  for (int i = 0; i < set->n; i++) {
+    int len = set->offsets[i + 1] - set->offsets[i];
+    if (len > longest) longest = len;
+  }
+  return longest;
+}
+
+/* Where rotary positions depend on the length of a sequence, rollout and update must mean the same
+ * one, or their log-probabilities differ: the longest that there may be (model_rope_fix). The
+ * critic and the reward model only ever see whole sequences. */
+static void fix_rope(Ppo *p) {
+  int held = longest_prompt(&p->s->data.prompts_held), prompt = longest_prompt(&p->s->data.prompts);
+  int longest = (held > prompt ? held : prompt) + (int)p->s->recipe->rollout.max_new_tokens;
+  if (model_rope_varies(model_config(p->actor))) model_rope_fix(p->actor, longest);
+  if (p->reference && model_rope_varies(model_config(p->reference)))
+    model_rope_fix(p->reference, longest);
+}
+
 static void close_models(Ppo *p) {
   Model *all[ROLE_COUNT] = {p->actor, p->critic, p->reference, p->reward};
   for (int i = 0; i < ROLE_COUNT; i++) {
@@ -89,6 +109,7 @@ int stage_ppo(Session *s, int index, Error *err) {
   if (rc == 0) rc = open_models(&p, index, err);
   if (rc == 0) {
     set_parameters(&p);
+    fix_rope(&p);
     Stage stage = {.name = "ppo",
                    .steps = r->ppo.steps,
                    .eval_every = r->ppo.eval_every,
