@@ -102,12 +102,12 @@ static size_t trimmed(const Str *s, size_t len) {
   return str_strip(&part, NULL, false, true).len;
 }
 
-/* Where in the text the content of a message begins and ends; false: nowhere. */
+/* Where in the text the content of a message begins and ends; false: nowhere (out is as it was). */
 static bool find_content(const Str *s, uint32_t message, ChatSpan *out) {
   size_t from = 0, to = s->len;
   while (from < s->len && message_of(s, from) != message) from++;
   while (to > from && message_of(s, to - 1) != message) to--;
-  *out = (ChatSpan){from, to};
+  if (to > from) *out = (ChatSpan){from, to};
   return to > from;
 }
 
@@ -174,7 +174,7 @@ static int find_end(const AnswerAt *a, const Str *last, size_t *to, Error *err) 
 }
 
 static int find_answer(AnswerAt *a, ChatText *out, Error *err) {
-  size_t to;
+  size_t to = 0;
   if (find_begin(a, err)) return -1;
   Rendered last;
   bool is_last = a->k == a->n - 1;
