@@ -11,15 +11,14 @@
 
 /* Turns of user and assistant, one after the other, behind a system message that the first user
  * turn carries. */
-#define ALTERNATE                                                                       \
-  "{%- set turns = messages %}"                                                         \
-  "{%- if messages and messages[0].role == 'system' %}"                                 \
-  "{%- set system = messages[0].content %}{% set turns = messages[1:] %}"               \
-  "{%- endif %}"                                                                        \
-  "{%- for m in turns %}"                                                               \
-  "{%- if m.role != ('user' if loop.index0 is even else 'assistant') %}"                \
-  "{{- raise_exception('user and assistant must take turns, behind at most one system'" \
-  " message') }}"                                                                       \
+#define ALTERNATE                                                                                \
+  "{%- set turns = messages %}"                                                                  \
+  "{%- if messages and messages[0].role == 'system' %}"                                          \
+  "{%- set system = messages[0].content %}{% set turns = messages[1:] %}"                        \
+  "{%- endif %}"                                                                                 \
+  "{%- for m in turns %}"                                                                        \
+  "{%- if m.role != ('user' if loop.index0 is even else 'assistant') %}"                         \
+  "{{- raise_exception('user and assistant must take turns, behind at most one system turn') }}" \
   "{%- endif %}"
 
 static const ChatFormat formats[] = {
@@ -27,7 +26,7 @@ static const ChatFormat formats[] = {
      ALTERNATE "{%- if m.role == 'user' %}"
                "{{- bos_token ~ '[INST] ' }}"
                "{%- if loop.first and system is defined %}"
-               "{{- '<<SYS>>\\n' ~ system ~ '\\n<</SYS>>\\n\\n' ~ m.content }}"
+               "{{- ('<<SYS>>\\n' ~ system ~ '\\n<</SYS>>\\n\\n' ~ m.content).strip() }}"
                "{%- else %}{{- m.content.strip() }}{% endif %}"
                "{{- ' [/INST]' }}"
                "{%- else %}{{- ' ' ~ m.content.strip() ~ ' ' ~ eos_token }}{% endif %}"
@@ -50,7 +49,7 @@ static const ChatFormat formats[] = {
      "{{- '[INST] ' }}"
      "{%- if loop.first and system is defined %}{{- system ~ '\\n\\n' }}{% endif %}"
      "{{- m.content ~ ' [/INST]' }}"
-     "{%- else %}{{- ' ' ~ m.content ~ eos_token }}{% endif %}"
+     "{%- else %}{{- ' ' ~ m.content | trim ~ eos_token }}{% endif %}"
      "{%- endfor %}",
      {NULL},
      true},

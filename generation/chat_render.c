@@ -139,6 +139,15 @@ static int unclear(const AnswerAt *a, const char *what, Error *err) {
                    "its text changes with the messages behind it, so that there is no mask");
 }
 
+/* Is no other message part of the answer? */
+static bool is_own(const AnswerAt *a) {
+  for (size_t i = a->from; i < a->content.to; i++) {
+    uint32_t message = message_of(a->whole, i);
+    if (message && message != (uint32_t)a->k + 1) return false;
+  }
+  return true;
+}
+
 static int find_begin(AnswerAt *a, Error *err) {
   Rendered before;
   int rc = run(a->c, a->m, a->k, true, &before, err);
@@ -149,7 +158,7 @@ static int find_begin(AnswerAt *a, Error *err) {
   if (rc) return -1;
   bool there = find_content(a->whole, (uint32_t)a->k + 1, &a->content);
   if (!there) a->content = (ChatSpan){a->from, a->from};
-  if (!starts || a->content.from < a->from) return unclear(a, "begins", err);
+  if (!starts || a->content.from < a->from || !is_own(a)) return unclear(a, "begins", err);
   a->most = a->content.to;
   while (a->most < a->whole->len && !message_of(a->whole, a->most)) a->most++;
   return 0;
