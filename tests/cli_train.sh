@@ -131,8 +131,8 @@ ok "sft, reward and ppo on one rank" whole_run
 before_and_after() { [ "$(grep -c '^  before ' out)" = 4 ] && [ "$(grep -c '^  after ' out)" = 4 ]; }
 ok "held-out answers are shown before and after" before_and_after
 
-numbers_make_sense() {
-  figures one | awk '
+numbers_make_sense() { # DIRECTORY
+  figures "$1" | awk '
     /"stage":"ppo"/ && !/"step":0,/ {
       n++
       split($0, x, "\"first_ratio_deviation\":"); split(x[2], y, ",")
@@ -141,9 +141,23 @@ numbers_make_sense() {
       if (!(y[1] <= 1e-5)) bad = 1                     # sampled and recomputed log-probs agree
     }
     END { exit bad || n != 4 }' &&
-    grep -q '"step":1,.*"actor_updates":0,.*"critic_updates":6' one/metrics.jsonl # warm-up
+    grep -q '"step":1,.*"actor_updates":0,.*"critic_updates":6' "$1/metrics.jsonl" # warm-up
 }
-ok "ratios start at 1, rollout and update agree, the critic warms up alone" numbers_make_sense
+ok "ratios start at 1, rollout and update agree, the critic warms up alone" numbers_make_sense one
+controller() { # the factor of a step follows from the KL that the step before logged (target 6, horizon 10000)
+  figures one | awk '
+    function of(key,  x, y) { split($0, x, "\"" key "\":"); split(x[2], y, ","); return y[1] }
+    /"stage":"ppo"/ && !/"step":0,/ {
+      n++
+      if (n > 1) { d = of("kl_coef") / want - 1; if (d < -1e-12 || d > 1e-12) bad = 1 }
+      e = of("kl") / 6 - 1
+      if (e < -0.2) e = -0.2
+      if (e > 0.2) e = 0.2
+      want = of("kl_coef") * (1 + e * of("sequences") / 10000)
+    }
+    END { exit bad || n != 4 }'
+}
+ok "the controller is fed the KL that is logged" controller
 
 phases_add_up() {
   sed 's/.*"seconds":{//; s/}.*//; s/"//g' one/metrics.jsonl | awk -F, '
@@ -164,6 +178,9 @@ within_plan() {
        /^total / { peak = $NF } END { exit !(peak > 0 && most > 0 && peak <= most + 0.1) }' err out
 }
 ok "peak memory stays within the plan" within_plan
+hotter() { train 1 hot --set 'stages=[ppo]' --set ppo.normalize_scores=false \
+  --set 'rewards=[{kind: length, target: 6}]' --set rollout.temperature=0.6 && numbers_make_sense hot; }
+ok "and at another temperature than 1" hotter
 
 for n in 2 3 4; do
   ranks() { train "$n" "ranks$n" && same_to 1e-5 one "ranks$n"; }
