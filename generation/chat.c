@@ -26,12 +26,14 @@ size_t chat_special_at(const Tokenizer *t, const char *text, size_t len) {
   return longest;
 }
 
-int chat_special_end(const Tokenizer *t, const char *text, size_t len) {
+int chat_special_end(const Tokenizer *t, const ChatText *text) {
   const Added *last = NULL;
   for (int i = 0; i < t->n_added; i++) {
     const Added *a = &t->added[i];
-    bool here = a->special && a->len <= len && (!last || a->len > last->len);
-    if (here && memcmp(a->text, text + len - a->len, a->len) == 0) last = a;
+    if (!a->special || a->len > text->len || (last && a->len < last->len)) continue;
+    size_t from = text->len - a->len;
+    bool here = memcmp(a->text, text->text + from, a->len) == 0;
+    if (here && !memchr(text->content + from, 1, a->len)) last = a;
   }
   return last ? last->id : -1;
 }

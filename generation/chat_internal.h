@@ -21,7 +21,7 @@ struct Chat {
 
 /* Bytes of the longest special token at the start of the text; 0: none. */
 size_t chat_special_at(const Tokenizer *t, const char *text, size_t len);
-/* The special token that ends the text, -1: none. */
-int chat_special_end(const Tokenizer *t, const char *text, size_t len);
+/* The special token that ends the text, none of it content; -1: none. */
+int chat_special_end(const Tokenizer *t, const ChatText *text);
 
 #endif

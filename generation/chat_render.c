@@ -225,8 +225,7 @@ int chat_render_answers(const Chat *c, const ChatMessage *m, int n, ChatText *ou
   if (!rc) {
     size_t end = out->answers[out->n_answers - 1].to, all = trimmed(&x.text, x.text.len);
     take_text(&x.text, marks && all > end ? all : end, out);
-    int token = chat_special_end(c->tokenizer, out->text, out->len);
-    out->ended = token >= 0 && !out->content[out->len - 1];
+    out->ended = chat_special_end(c->tokenizer, out) >= 0;
   } else {
     chat_text_free(out);
   }
@@ -239,7 +238,7 @@ int chat_end_token(const Chat *c) {
   ChatText text;
   Error err = {""};
   if (chat_render_answers(c, m, 2, &text, &err)) return -1;
-  int id = text.ended ? chat_special_end(c->tokenizer, text.text, text.len) : -1;
+  int id = chat_special_end(c->tokenizer, &text);
   chat_text_free(&text);
   return id;
 }

@@ -107,7 +107,7 @@ struct Method {
 enum {
   RENDER_WORK = 20 * 1000 * 1000, /* expressions evaluated and the like */
   RENDER_BYTES = 256 << 20,       /* of values */
-  RENDER_OUTPUT = 16 << 20,       /* bytes of text */
+  RENDER_OUTPUT = 8 << 20,        /* bytes of text */
   RENDER_DEPTH = 400,             /* expressions, statements and macros inside each other */
   RENDER_RANGE = 100000           /* numbers of a range */
 };
