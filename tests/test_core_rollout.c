@@ -179,6 +179,13 @@ static void targets_follow_their_rows(void **state) {
     assert_int_equal(p.tokens[p.rows[i] + 1], p.targets[i]);
     assert_int_equal(tokens[p.index[i]], p.targets[i]);
   }
+  pack_select(&p, NULL);
+  assert_int_equal(p.n_rows, 4);
+  const uint8_t mask[] = {1, 1, 1, 1, 1, 1, 0, 1, 1, 0}; /* by index, the prompts' too */
+  pack_select(&p, mask);
+  assert_int_equal(p.n_rows, 2);
+  assert_true(p.targets[0] == 31 && p.rows[0] == 0 && p.index[0] == 5);
+  assert_true(p.targets[1] == 33 && p.rows[1] == 2 && p.index[1] == 7);
   pack_free(&p);
 }
 
