@@ -33,7 +33,9 @@ int checkpoint_save(Grid *g, const char *run_dir, const TrainState *state,
 /* The newest whole checkpoint: its folder (the caller frees) and state; NULL in *dir when there is
  * none. Half-written ones are passed over. Not collective. */
 int checkpoint_newest(const char *run_dir, char **dir, TrainState *state, Error *err);
-/* Loads the models' training state from a checkpoint's folder. Collective. */
-int checkpoint_load_models(const char *dir, const TrainedModel *models, int n_models, Error *err);
+/* Loads the models' training state from a checkpoint's folder, when its files are as they were
+ * written. Collective. */
+int checkpoint_load_models(Grid *g, const char *dir, const TrainedModel *models, int n_models,
+                           Error *err);
 
 #endif

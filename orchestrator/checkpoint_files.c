@@ -32,14 +32,20 @@ static json_t *file_sizes(const char *dir, const char *const *names, int n_names
   return sizes;
 }
 
+static json_t *file_sums(const char *const *names, const uint32_t *sums, int n_names) {
+  json_t *obj = json_object();
+  for (int i = 0; i < n_names; i++) json_object_set_new(obj, names[i], json_integer(sums[i]));
+  return obj;
+}
+
 int checkpoint_write_state(const char *dir, const TrainState *s, const char *const *names,
-                           int n_names, Error *err) {
-  json_t *obj =
-      json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "version", 1, "stage",
-                s->stage, "step", (json_int_t)s->step, "run_step", (json_int_t)s->run_step,
-                "position", (json_int_t)s->position, "skipped", (json_int_t)s->skipped, "kl_coef",
-                s->kl_coef, "metrics_bytes", (json_int_t)s->metrics_bytes, "files",
-                file_sizes(dir, names, n_names), "report", report_totals_json(&s->totals));
+                           const uint32_t *sums, int n_names, Error *err) {
+  json_t *obj = json_pack(
+      "{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o, s:o}", "version", 1, "stage", s->stage,
+      "step", (json_int_t)s->step, "run_step", (json_int_t)s->run_step, "position",
+      (json_int_t)s->position, "skipped", (json_int_t)s->skipped, "kl_coef", s->kl_coef,
+      "metrics_bytes", (json_int_t)s->metrics_bytes, "files", file_sizes(dir, names, n_names),
+      "crc32", file_sums(names, sums, n_names), "report", report_totals_json(&s->totals));
   char *text = obj ? json_dumps(obj, JSON_INDENT(1)) : NULL;
   if (!text) die("state.json: figures that are no JSON");
   char *path = fs_join(dir, "state.json");
@@ -87,6 +93,21 @@ int checkpoint_read_state(const char *dir, TrainState *state, Error *err) {
   json_t *obj = json_read(path, err);
   int rc = obj ? parse_state(obj, path, state, err) : -1;
   if (rc == 0) rc = check_files(dir, json_object_get(obj, "files"), err);
+  json_decref(obj);
+  free(path);
+  return rc;
+}
+
+int checkpoint_noted_sum(const char *dir, const char *name, uint32_t *sum, Error *err) {
+  char *path = fs_join(dir, "state.json");
+  json_t *obj = json_read(path, err);
+  int64_t value = 0;
+  int rc = -1;
+  if (obj && !json_object_get(obj, "crc32"))
+    error_set(err, "%s: no \"crc32\" of the models", path);
+  else if (obj)
+    rc = json_get_i64(json_object_get(obj, "crc32"), name, path, 0, UINT32_MAX, &value, err);
+  *sum = (uint32_t)value;
   json_decref(obj);
   free(path);
   return rc;

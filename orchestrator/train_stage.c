@@ -53,7 +53,8 @@ static int one_step(Session *s, Stage *stage, Error *err) {
 
 int stage_run(Session *s, Stage *stage, Error *err) {
   TrainState *at = &s->state;
-  if (s->resume_from && checkpoint_load_models(s->resume_from, stage->models, stage->n_models, err))
+  if (s->resume_from &&
+      checkpoint_load_models(s->grid, s->resume_from, stage->models, stage->n_models, err))
     return -1;
   report_stage(s->report, stage->name, at->step, stage->steps);
   if (at->step == 0 && evaluation_due(stage, 0)) {

@@ -262,10 +262,18 @@ ok "killed in ppo and resumed: bit for bit, 2 ranks" ppo_resume 2
 other_ranks() { slow 3 copy2 --resume && same_to 1e-5 plain2 copy2; }
 ok "resumed on another number of ranks" other_ranks
 half_written() {
+  cp -r copy1 hurt
   mkdir copy1/checkpoints/step_000099 copy1/checkpoints/step_000098.tmp &&
     slow 1 copy1 --resume && grep -q 'not whole' err && same_run plain1 copy1
 }
 ok "a half-written checkpoint is passed over" half_written
+damaged() { # a checkpoint of which a byte was lost
+  local file
+  file=$(ls -d hurt/checkpoints/step_* | tail -n 1)/actor.safetensors
+  printf '\377' | dd of="$file" bs=1 seek=$(($(stat -c %s "$file") / 2)) conv=notrunc 2>/dev/null
+  fails "$file: damaged" slow 1 hurt --resume
+}
+ok "a damaged checkpoint is refused" damaged
 
 sft_only() { train 1 "$@" --set stages='[sft]' --set sft.steps=150 --set checkpoint.every=10; }
 sft_resume() {

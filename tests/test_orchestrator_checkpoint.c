@@ -36,7 +36,7 @@ static char *make_checkpoint(const char *run, int64_t run_step) {
   put(dir, "actor.safetensors", "weights");
   put(dir, "critic.safetensors", "other weights");
   TrainState s = sample_state(run_step);
-  assert_int_equal(checkpoint_write_state(dir, &s, names, 2, &err), 0);
+  assert_int_equal(checkpoint_write_state(dir, &s, names, (uint32_t[]){1, 2}, 2, &err), 0);
   return dir;
 }
 
