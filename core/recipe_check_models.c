@@ -90,11 +90,11 @@ static void check_needed(Reading *rd) {
   if (r->n_stages > 0 && !*r->tokenizer.path && !*r->models.actor.path &&
       has_source(&r->models.actor))
     check_fail(rd, "tokenizer.path",
-               "not given; expected a folder with tokenizer.model, since the "
+               "not given; expected a folder with a tokenizer, since the "
                "actor is not read from a folder");
   if (!wanted && r->n_stages > 0 && !*r->tokenizer.path && !has_source(&r->models.actor))
     check_fail(rd, "tokenizer.path",
-               "not given; expected a folder with tokenizer.model, since "
+               "not given; expected a folder with a tokenizer, since "
                "there is no actor");
   bool scored = ppo && check_sound(rd, "rewards") && has_model_term(r);
   if (scored && !has_source(reward))

@@ -81,7 +81,7 @@ static const RecipeRow init_rows[] = {
 
 static const RecipeRow tokenizer_rows[] = {
     {"path", ROW_PATH, AT(tokenizer.path), "", PATHS,
-     .help = "a folder with tokenizer.model, or such a file; not given: the actor's folder"},
+     .help = "a folder with a tokenizer, or a .model file; not given: the actor's folder"},
     {"add_bos", ROW_BOOL, AT(tokenizer.add_bos), "true", NONE,
      .help = "begin every sequence with the BOS token"},
     {"add_eos", ROW_BOOL, AT(tokenizer.add_eos), "true", NONE,
@@ -383,7 +383,7 @@ static const RecipeGroup groups[] = {
     MODEL(reward, "Not given: from the actor, where a reward stage trains it."),
     MODEL_INIT(reward, "Random weights of this Llama."),
     MODEL(reference, "What the policy is held near to. Not given: from the actor."),
-    SECTION("tokenizer", tokenizer_rows, "path", "SentencePiece."),
+    SECTION("tokenizer", tokenizer_rows, "path", "SentencePiece or byte-level BPE."),
     DATASET(sft, "Texts, prompts with completions, or conversations."),
     DATASET(preference, "Pairs of answers."),
     DATASET(prompts, "What PPO answers."),

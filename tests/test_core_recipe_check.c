@@ -140,7 +140,7 @@ static void reward_models(void **state) {
        "reward "
        "model; expected models.reward or stage reward"},
       {{"stages=[reward]", "models.actor=", "models.reward={path: rm, init_head: true}"},
-       "x.yaml: tokenizer.path: not given; expected a folder with tokenizer.model, since there is "
+       "x.yaml: tokenizer.path: not given; expected a folder with a tokenizer, since there is "
        "no "
        "actor"},
       {{"stages=[reward]", "models.actor=", "models.reward={path: rm, init_head: true}",
@@ -156,7 +156,7 @@ static void random_weights(void **state) {
   static const Case cases[] = {
       {{SIZES, "tokenizer=t"}, NULL},
       {{SIZES},
-       "x.yaml: tokenizer.path: not given; expected a folder with tokenizer.model, since the actor "
+       "x.yaml: tokenizer.path: not given; expected a folder with a tokenizer, since the actor "
        "is "
        "not read from a folder"},
       {{"models.actor={init: {hidden_size: 24, heads: 4}}", "tokenizer=t"},

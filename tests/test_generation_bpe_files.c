@@ -293,6 +293,32 @@ static void test_vocab_and_merges(void **state) {
   tokenizer_free(t);
 }
 
+/* Bytes that are no UTF-8 are one word as long as they follow each other. */
+static void test_broken_bytes(void **state) {
+  (void)state;
+  BpeFile f = {.vocab = "\"\\u00ff\\u00fe\":256,\"\\u00c3\\u00a9\":257",
+               .merges = "\"\\u00ff \\u00fe\",\"\\u00c3 \\u00a9\""};
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL));
+  bpe_expect(t, "a\377\376\377\303\251\303", 0, BPE_IDS('a', 256, 0xff, 257, 0xc3));
+  tokenizer_free(t);
+}
+
+/* A key with a character that stands for no byte is that text itself: it may have a role, and reads
+ * as it is spelled, but words never become it. */
+static void test_literal_keys(void **state) {
+  (void)state;
+  BpeFile f = {.vocab = "\"<\\u2581>\":256,\"\\u2581\":257", .model = "\"ignore_merges\":true"};
+  Tokenizer *t = bpe_load(bpe_json_folder(f, "{\"eos_token\":\"<\\u2581>\"}"));
+  assert_int_equal(tokenizer_eos(t), 256);
+  bpe_expect(t, "\342\226\201", 0, BPE_IDS(0xe2, 0x96, 0x81));
+  bpe_expect(t, "<\342\226\201>", TOK_SPECIAL, BPE_IDS(256));
+  TokenList ids = {0};
+  token_list_push(&ids, 257);
+  bpe_expect_text(t, ids, "\342\226\201", 3);
+  token_list_free(&ids);
+  tokenizer_free(t);
+}
+
 /* Of a pair that comes twice, the last counts. */
 static void test_merge_order(void **state) {
   (void)state;
@@ -482,6 +508,8 @@ static const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama3),
                                           cmocka_unit_test(test_pattern_that_covers),
                                           cmocka_unit_test(test_bos),
                                           cmocka_unit_test(test_vocab_and_merges),
+                                          cmocka_unit_test(test_broken_bytes),
+                                          cmocka_unit_test(test_literal_keys),
                                           cmocka_unit_test(test_merge_order),
                                           cmocka_unit_test(test_wrong_vocab_and_merges),
                                           cmocka_unit_test(test_other_kinds),
