@@ -4,9 +4,9 @@
 # ZeRO-3. usage: bench/zeropp_loss.sh [STEPS [SEED [MODE]...]]; RLHF: the program, SHARED: the data's folder
 cd "$(dirname "$0")/.." || exit 1
 . bench/modes.sh
-steps=${1:-800} seed=${2:-1}
+steps=${1:-600} seed=${2:-1}
 shift $(($# < 2 ? $# : 2))
-[ $# -gt 0 ] || set -- zero3 qwz+hpz all all-ef
+[ $# -gt 0 ] || set -- zero3 qwz+hpz all-ef all float32
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
@@ -23,7 +23,7 @@ data:
 stages: [sft]
 sft: {steps: $steps, eval_every: 100, loss_on: all}
 batch: {sft: 32, micro_tokens: 2048}
-optimizer: {sft: {lr: 4.0e-3, schedule: cosine, warmup_steps: 30}}
+optimizer: {sft: {lr: 1.0e-3, schedule: cosine, warmup_steps: 30}}
 checkpoint: {every: 0}
 report: {measure_peak: false, progress: "off"}
 zeropp: {ranks_per_node: 2, wire: bfloat16}

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# What ZeRO++ buys at four rates of the network, from compute-bound to network-bound, on two hosts of two ranks
+# What ZeRO++ buys at four rates of the network, from compute-bound to network-bound, on two hosts
 # (bench/slow_network.sh), beside what the traffic alone predicts: a step then takes what it takes without a limit
-# plus the bytes that enter a host over the rate, nothing hidden. Prints one row per rate and mode; `waits` is the share of the step that is
-# spent waiting for communication. usage: bench/zeropp_rates.sh [OPTION of rlhf bench zeropp]...
-# RATES: in Mbit/s; RLHF: the program
+# plus the bytes that enter a host over the rate, nothing hidden. One row per rate and mode; `waits` is the share of
+# the step that is spent waiting for communication. usage: bench/zeropp_rates.sh [OPTION of rlhf bench zeropp]...
+# RATES: in Mbit/s; RANKS: ranks of a host, 1 or 2 (2: on fewer than four cores ranks also wait for each other);
+# RLHF: the program
 cd "$(dirname "$0")/.." || exit 1
-rates=${RATES:-1000 400 200 100}
+rates=${RATES:-400 200 120 50}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
