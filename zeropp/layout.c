@@ -110,7 +110,7 @@ static size_t piece_bytes(const ZeroPP *z, const Unit *u, WireFormat f, int node
 static void message_build(const ZeroPP *z, const Unit *u, Message *m, WireFormat f) {
   int nodes = z->grid->nodes, local = z->grid->local;
   m->format = f;
-  m->piece = mem_alloc((size_t)(nodes * local), sizeof *m->piece);
+  m->piece = mem_alloc((size_t)z->grid->world, sizeof *m->piece);
   m->slice = mem_zalloc((size_t)local, sizeof *m->slice);
   for (int j = 0; j < local; j++)
     for (int n = 0; n < nodes; n++) {
