@@ -1,6 +1,5 @@
 /* config.json in both spellings, what is refused, the parameter table. */
-#include "model/internal.h"
-#include "tests/model_test.h"
+#include "tests/family_test.h"
 
 #define BASE                                                                             \
   "\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":50," \
@@ -165,6 +164,71 @@ static void refusals(void **state) {
   }
 }
 
+/* What only some families have, and what of it is refused. NULL: accepted. */
+static void families(void **state) {
+  (void)state;
+  static const struct {
+    const char *name, *extra, *says;
+  } cases[] = {
+      {"gpt2", "{\"scale_attn_weights\":false}", "scale_attn_weights false"},
+      {"gpt2", "{\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn_by_inverse_layer_idx"},
+      {"gpt2", "{\"add_cross_attention\":true}", "add_cross_attention"},
+      {"gpt2", "{\"activation_function\":\"silu\"}", "silu"},
+      {"gpt2", "{\"n_head\":4}", "n_embd 15 is not a multiple of n_head 4"},
+      {"gpt2", "{\"attn_pdrop\":0.1,\"rope_scaling\":null}", NULL},
+      {"opt", "{\"layer_norm_elementwise_affine\":false}", "layer_norm_elementwise_affine"},
+      {"opt", "{\"word_embed_proj_dim\":0}", "word_embed_proj_dim"},
+      {"opt", "{\"do_layer_norm_before\":1}", "do_layer_norm_before"},
+      {"opt", "{\"architectures\":[\"OPTForQuestionAnswering\"]}", "OPTForQuestionAnswering"},
+      {"qwen2, window", "{\"max_window_layers\":1}", "max_window_layers"},
+      {"qwen2, window", "{\"max_window_layers\":2}", NULL}, /* no layer slides */
+      {"qwen2, window", "{\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
+       "layer_types"},
+      {"qwen2, window", "{\"layer_types\":[\"linear_attention\",\"full_attention\"]}",
+       "linear_attention"},
+      {"qwen3", "{\"layer_types\":[\"sliding_attention\",\"sliding_attention\"]}",
+       "use_sliding_window is false"},
+      {"mistral, window", "{\"sliding_window\":0}", "sliding_window"},
+      {"mistral, window", "{\"sliding_window\":null}", NULL},
+      {"phi3, longrope", "{\"resid_pdrop\":0.1}", "resid_pdrop"},
+      {"phi3, longrope", "{\"partial_rotary_factor\":1.0}", "short_factor"},
+      {"phi3, longrope", "{\"partial_rotary_factor\":0.1}", "partial_rotary_factor"},
+      {"phi3, longrope", "{\"partial_rotary_factor\":0.4}", "3 rotary channels"},
+      {"phi3, longrope", "{\"original_max_position_embeddings\":1.5}", "original_max"},
+      {"phi3, longrope",
+       "{\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,0],\"long_factor\":[1,1]}}",
+       "short_factor[1]"},
+      {"phi3, longrope",
+       "{\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1],"
+       "\"long_factor\":[1,1]}}",
+       NULL},
+      {"llama, dynamic", "{\"rope_scaling\":{\"type\":\"dynamic\"}}", "factor"},
+      {"llama, dynamic",
+       "{\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2,"
+       "\"original_max_position_embeddings\":8}}",
+       "differs from max_position_embeddings 9"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    int at = 0;
+    while (strcmp(family_cases[at].name, cases[i].name) != 0) at++;
+    json_t *root = json_loads(family_cases[at].json, 0, NULL);
+    json_t *more = json_loads(cases[i].extra, 0, NULL);
+    assert_non_null(more);
+    if (strstr(cases[i].extra, "0.4}")) /* the factors' number would be refused first */
+      json_object_del(root, "rope_scaling");
+    json_object_update(root, more);
+    ModelConfig c;
+    Error err = {""};
+    int rc = config_from_json(root, "config.json", &c, &err);
+    if (rc && !cases[i].says) fail_msg("%s %s: %s", cases[i].name, cases[i].extra, err.msg);
+    if (!rc && cases[i].says) fail_msg("accepted %s %s", cases[i].name, cases[i].extra);
+    if (rc && !strstr(err.msg, cases[i].says))
+      fail_msg("%s: \"%s\" does not say \"%s\"", cases[i].extra, err.msg, cases[i].says);
+    json_decref(root);
+    json_decref(more);
+  }
+}
+
 static void table(void **state) {
   (void)state;
   ModelConfig c = tiny_config(false, true);
@@ -197,6 +261,7 @@ static void table(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(plain),     cmocka_unit_test(both_spellings),
     cmocka_unit_test(eos_lists), cmocka_unit_test(eos_of_generation_config),
-    cmocka_unit_test(refusals),  cmocka_unit_test(table),
+    cmocka_unit_test(refusals),  cmocka_unit_test(families),
+    cmocka_unit_test(table),
 };
 TEST_MAIN(tests)

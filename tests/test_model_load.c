@@ -7,6 +7,7 @@ typedef struct Change {
   const char *drop, *reshape, *retype;
   const char *rename, *to;
   bool flat;              /* the renamed one as one dimension */
+  const char *strip;      /* a prefix that all names lose */
   const char *add, *like; /* a copy of `like`, scaled */
   float scale;
 } Change;
@@ -27,6 +28,7 @@ static void add_changed(StWriter *w, const StEntry *e, const Change *c) {
   int64_t dim[2] = {e->dim[0], e->ndim > 1 ? e->dim[1] : 1};
   int ndim = e->ndim;
   const char *name = is(c->rename, e->name) ? c->to : e->name;
+  if (c->strip && !strncmp(name, c->strip, strlen(c->strip))) name += strlen(c->strip);
   if (is(c->reshape, e->name)) {
     dim[0] = e->dim[1];
     dim[1] = e->dim[0];
@@ -146,6 +148,19 @@ static void odd_checkpoints(void **state) {
       {.saved = HEAD_SCALAR,
        .loaded = HEAD_SCALAR,
        .change = {.rename = "score.weight", .to = "reward_head.weight"}},
+      {.saved = HEAD_SCALAR,
+       .loaded = HEAD_SCALAR,
+       .biases = true,
+       .change = {.rename = "score.bias", .to = "classifier.bias"}, /* not of the same head */
+       .says = "classifier.bias"},
+      {.saved = HEAD_SCALAR,
+       .loaded = HEAD_SCALAR,
+       .change = {.rename = "score.weight", .to = "classifier.weight", .flat = true}},
+      {.change = {.strip = "model."}}, /* a trunk published without its prefix */
+      {.saved = HEAD_SCALAR,
+       .loaded = HEAD_SCALAR,
+       .change = {.strip = "model.", .drop = DOWN},
+       .says = "layers.1.mlp.down_proj.weight is missing"},
       {.saved = HEAD_SCALAR,
        .loaded = HEAD_SCALAR,
        .change = {.rename = "score.weight", .to = "my_head.weight"},
