@@ -75,6 +75,18 @@ static int refuse(const PlannedStage *p, uint64_t limit, Error *err) {
                     p->name, need, have);
 }
 
+/* Places in a batch are 32-bit numbers. */
+static int check_batch(const Session *s, StageKind kind, const PlannedStage *p, Error *err) {
+  static const char *const keys[] = {[STAGE_SFT] = "batch.sft",
+                                     [STAGE_REWARD] = "batch.reward",
+                                     [STAGE_PPO] = "rollout.prompts_per_step"};
+  if (p->batch_tokens <= INT32_MAX) return 0;
+  return check_note(err,
+                    "%s: %s: sequences of %lld tokens are %lld tokens a step; expected at most %d",
+                    recipe_place(s->recipe, keys[kind]), keys[kind], (long long)p->longest,
+                    (long long)p->batch_tokens, INT32_MAX);
+}
+
 int check_run_memory(Session *s, Error *err) {
   const Recipe *r = s->recipe;
   PlannedStage plan[STAGE_PPO + 1];
@@ -83,11 +95,13 @@ int check_run_memory(Session *s, Error *err) {
   for (int i = 0; i < r->n_stages; i++) {
     PlannedStage *p = &plan[i];
     *p = plan_stage(s, r->stages[i]);
+    n += check_batch(s, r->stages[i], p, err);
     if (p->rollout_rows == 0) continue;
     int64_t rows = memory_fit_rows(p, limit);
     if (r->rollout.max_batch == 0 && rows > 0) p->rollout_rows = rows; /* as memory allows */
     s->kv_tokens = memory_kv_tokens(p);
   }
+  if (n > 0) return n;
   for (int i = 0; i < r->n_stages; i++) s->arena_bytes[r->stages[i]] = memory_need(&plan[i]).arena;
   if (s->grid->rank == 0) memory_print(plan, r->n_stages, limit, stderr);
   for (int i = 0; i < r->n_stages; i++)

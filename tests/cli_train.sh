@@ -304,6 +304,9 @@ ok "a broken recipe writes nothing" broken
 ok "a missing data file is named" fails 'gone.jsonl' train 1 gone --set data.sft.path=gone.jsonl
 ok "a tokenizer larger than the embedding is refused" \
   fails 'models.actor: the tokenizer has' train 1 vocab --set models.actor.init.vocab_size=50
+many() { fails 'tokens a step; expected at most' train 1 never --set rollout.prompts_per_step=1000000 \
+  --set rollout.samples_per_prompt=1020 --set ppo.minibatches=1; }
+ok "more tokens than can be numbered are refused" many
 ok "a plan that does not fit is refused before anything is allocated" \
   fails 'stage sft needs' train 1 memory --set models.actor.init.hidden_size=65536 \
   --set models.actor.init.heads=256 --set models.actor.init.layers=500 --set models.actor.init.ffn=65536
