@@ -144,8 +144,8 @@ the matrices and causal attention from real lengths, backward twice, no recomput
  * one that the finished sequence is scored with. PPO therefore fixes the length, for rollout,
  * scoring and update alike, to the longest that prompt and answer may reach: the log-probabilities
  * agree, and a token's never depend on what follows it. (transformers' generate changes frequencies
- * on the way.) 0: each its own; model_step then takes the longest position so far of a call. Other
- * kinds of rotation do not depend on it. */
+ * on the way.) 0: each its own, which model_step cannot know: it dies. Other kinds of rotation do
+ * not depend on it. */
 void model_rope_fix(Model *m, int length);
 int model_rope_fixed(const Model *m);
 bool model_rope_varies(const ModelConfig *c); /* dynamic, longrope */
