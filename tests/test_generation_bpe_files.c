@@ -106,7 +106,7 @@ static void test_qwen2(void **state) {
 #define LONGER ADDED(302, "<L>x", SPECIAL)
 #define WORD ADDED(303, "cat", ",\"single_word\":true")
 #define FIRST ADDED(304, "bc", "")
-#define SECOND ADDED(305, "ab", ",\"normalized\":true")
+#define SECOND ADDED(305, "ab", ",\"normalized\":true") "," ADDED(306, "bd", ",\"normalized\":true")
 
 static void test_added_tokens(void **state) {
   (void)state;
@@ -123,6 +123,7 @@ static void test_added_tokens(void **state) {
   bpe_expect(t, "\303\251cat", 0, BPE_IDS(0xc3, 0xa9, 'c', 'a', 't'));
   bpe_expect(t, "abc", 0, BPE_IDS('a', 304)); /* first those that are not `normalized` */
   bpe_expect(t, "abbc", 0, BPE_IDS(305, 304));
+  bpe_expect(t, "abd", 0, BPE_IDS(305, 'd'));
   bpe_round_trip(t, "abc cat bc ab", 13);
   tokenizer_free(t);
 }
@@ -257,6 +258,10 @@ static void test_bos(void **state) {
     assert_int_equal(tokenizer_adds_bos(t), cases[i].adds);
     tokenizer_free(t);
   }
+  BpeFile f = {.vocab = "\"<|bos|>\":300", .root = "\"post_processor\":" LLAMA3_POST};
+  Tokenizer *t = bpe_load(bpe_json_folder(f, NULL)); /* a template's token need not be added */
+  bpe_expect(t, "<|bos|>a", TOK_SPECIAL, BPE_IDS(300, 'a'));
+  tokenizer_free(t);
   bpe_refuse(bpe_json_folder(llama3, "{\"bos_token\":\"<|end|>\"}"),
              "the post_processor puts token 300 first, but bos_token is 301");
 }
@@ -290,6 +295,7 @@ static void test_vocab_and_merges(void **state) {
   bpe_expect(t, "#ab", 0, BPE_IDS(257)); /* Qwen2's takes a sign before letters */
   assert_int_equal(tokenizer_bos(t), -1);
   assert_int_equal(tokenizer_eos(t), 258);
+  bpe_expect(t, "e\314\201", 0, BPE_IDS(0xc3, 0xa9)); /* and brings text to normal form C */
   tokenizer_free(t);
 }
 
@@ -307,16 +313,21 @@ static void test_broken_bytes(void **state) {
  * as it is spelled, but words never become it. */
 static void test_literal_keys(void **state) {
   (void)state;
-  BpeFile f = {.vocab = "\"<\\u2581>\":256,\"\\u2581\":257", .model = "\"ignore_merges\":true"};
+  BpeFile f = {.vocab =
+                   "\"<\\u2581>\":256,\"\\u2581\":257,\"\\u00e2\\u0138\\u0123\":258,"
+                   "\"\\u00e2\\u0138\\u0123a\":259",
+               .model = "\"ignore_merges\":true"};
   Tokenizer *t = bpe_load(bpe_json_folder(f, "{\"eos_token\":\"<\\u2581>\"}"));
   assert_int_equal(tokenizer_eos(t), 256);
-  bpe_expect(t, "\342\226\201", 0, BPE_IDS(0xe2, 0x96, 0x81));
+  bpe_expect(t, "\342\226\201", 0, BPE_IDS(258)); /* the same three bytes, as bytes */
   bpe_expect(t, "<\342\226\201>", TOK_SPECIAL, BPE_IDS(256));
   TokenList ids = {0};
   token_list_push(&ids, 257);
   bpe_expect_text(t, ids, "\342\226\201", 3);
   token_list_free(&ids);
   tokenizer_free(t);
+  f.merges = "\"\\u2581 a\"";
+  bpe_refuse(bpe_json_folder(f, NULL), "is not in the vocabulary");
 }
 
 /* Of a pair that comes twice, the last counts. */
