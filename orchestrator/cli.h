@@ -6,6 +6,7 @@
 #ifndef ORCHESTRATOR_CLI_H
 #define ORCHESTRATOR_CLI_H
 
+#include "generation/chat.h"
 #include "orchestrator/orchestrator.h"
 
 #define RLHF_VERSION "0.1.0"
@@ -97,16 +98,17 @@ typedef struct InputLimits {
   int vocab_size, max_tokens; /* longest sequence */
   const char *why;            /* of max_tokens, for messages */
 } InputLimits;
-/* as_text: records hold "text", which the tokenizer encodes. */
-Input *input_open(const char *path, bool as_text, const Tokenizer *t, InputLimits limits,
-                  Error *err);
+/* as_text: records hold "text", which the tokenizer encodes. chat: each text is what a user says,
+ * and an answer to it is opened; NULL: it is taken as it is. */
+Input *input_open(const char *path, bool as_text, const Tokenizer *t, const Chat *chat,
+                  InputLimits limits, Error *err);
 /* Replaces s by the next sequences: at most max_n of them, and no more once max_tokens are reached.
  * On an error those before the bad record are in s. */
 int input_next(Input *in, int max_n, int64_t max_tokens, Sequences *s, Error *err);
 void input_close(Input *in);
 /* The only sequence of an input that is no file. */
-int sequences_from_text(const char *text, const Tokenizer *t, InputLimits limits, Sequences *s,
-                        Error *err);
+int sequences_from_text(const char *text, const Tokenizer *t, const Chat *chat, InputLimits limits,
+                        Sequences *s, Error *err);
 void sequences_clear(Sequences *s);
 void sequences_free(Sequences *s);
 /* Tokens and offsets of rank 0 to all, with its rc: < 0 on rank 0 is < 0 on all. */

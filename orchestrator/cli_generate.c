@@ -10,6 +10,7 @@ enum { GROUP_SEQUENCES = 256, GROUP_TOKENS = 1 << 16 };
 
 typedef struct Generation {
   Engine e;
+  Chat *chat; /* of --chat */
   GenParams params;
   int samples;
   int64_t lines; /* prompts of earlier groups */
@@ -165,9 +166,10 @@ static int generate_all(Generation *g, const Args *a, const char *input, Error *
   Input *in = NULL;
   int rc = 0;
   if (g->e.grid->rank == 0 && !strcmp(input, "--prompt"))
-    rc = sequences_from_text(args_text(a, input), g->e.tokenizer, limits, &s, err);
+    rc = sequences_from_text(args_text(a, input), g->e.tokenizer, g->chat, limits, &s, err);
   else if (g->e.grid->rank == 0)
-    in = input_open(args_text(a, input), !strcmp(input, "--text"), g->e.tokenizer, limits, err);
+    in = input_open(args_text(a, input), !strcmp(input, "--text"), g->e.tokenizer, g->chat, limits,
+                    err);
   if (g->e.grid->rank == 0 && strcmp(input, "--prompt") != 0 && !in) rc = -1;
   rc = comm_agree(g->e.grid->all, rc, err);
   if (!rc) {
@@ -191,10 +193,22 @@ static GenParams params_from(const Args *a, const ModelConfig *c) {
   return p;
 }
 
-static CliResult check_args(const Args *a, Error *err) {
+/* Prompts become what a user says; an answer also ends where the template ends its turn. */
+static int open_chat(Generation *g, const char *dir, Error *err) {
+  g->chat = chat_open("auto", dir, g->e.tokenizer, err);
+  if (!g->chat) return error_prefix(err, "--chat");
+  int end = chat_end_token(g->chat);
+  return end < 0 ? 0 : model_add_eos(g->e.model, end, err);
+}
+
+static CliResult check_args(const Args *a, const char *input, Error *err) {
   static const char *const of_sampling[] = {"--temperature", "--top-k", "--top-p", "--samples"};
   if (!args_given(a, "--model")) {
     error_set(err, "expected --model DIR");
+    return CLI_USAGE;
+  }
+  if (args_given(a, "--chat") && !strcmp(input, "--tokens")) {
+    error_set(err, "found --chat with --tokens; expected it with --prompt or --text");
     return CLI_USAGE;
   }
   for (size_t i = 0; i < 4 && args_given(a, "--greedy"); i++)
@@ -207,14 +221,17 @@ static CliResult check_args(const Args *a, Error *err) {
 
 static CliResult run_generate(const Args *a, Error *err) {
   const char *input = args_one_of(a, "--prompt --text --tokens", err);
-  if (!input || check_args(a, err)) return CLI_USAGE;
+  if (!input || check_args(a, input, err)) return CLI_USAGE;
   Generation g = {.samples = (int)args_int(a, "--samples")};
   TokenizerNeed need = strcmp(input, "--tokens") ? TOKENIZER_NEEDED : TOKENIZER_IF_THERE;
   int rc = engine_open(&g.e, args_text(a, "--model"), HEAD_LM, need, err);
+  if (!rc && args_given(a, "--chat"))
+    rc = comm_agree(g.e.grid->all, open_chat(&g, args_text(a, "--model"), err), err);
   if (!rc) {
     g.params = params_from(a, model_config(g.e.model));
     rc = generate_all(&g, a, input, err);
   }
+  chat_free(g.chat);
   engine_close(&g.e);
   return rc ? CLI_FAILED : CLI_OK;
 }
@@ -238,6 +255,9 @@ const Command command_generate = {
                  "JSON Lines of {\"text\": \"..\"}; - is standard input", .dflt = NULL},
                 {"--tokens", OPT_TEXT, "FILE",
                  "JSON Lines of {\"tokens\": [..]}; - is standard input", .dflt = NULL},
+                {"--chat", OPT_FLAG, NULL,
+                 "each prompt is what a user says: answers it as the folder's chat template has it",
+                 .dflt = NULL},
                 {"--max-new-tokens", OPT_INT, "N", "longest answer", 1, INT_MAX, .dflt = "128"},
                 {"--temperature", OPT_FLOAT, "X", "of sampling", 0, 1e6, .above_lo = true,
                  .dflt = "1"},

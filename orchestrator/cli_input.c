@@ -10,6 +10,7 @@ struct Input {
   RecordReader *records;
   bool as_text;
   const Tokenizer *tokenizer;
+  const Chat *chat;
   InputLimits limits;
 };
 
@@ -94,11 +95,21 @@ static int push_sequence(Sequences *s, const char *text, size_t len, const char 
   return 0;
 }
 
+static int encode_user(const Chat *chat, const char *text, size_t len, const Tokenizer *t,
+                       TokenList *out, Error *err) {
+  ChatText said;
+  if (chat_render(chat, &(ChatMessage){"user", text, len}, 1, true, &said, err)) return -1;
+  int rc = tokenizer_encode_template(t, said.text, said.content, said.len, text_flags(t), out, err);
+  chat_text_free(&said);
+  return rc;
+}
+
 static int push_text(Sequences *s, const char *text, size_t len, const char *place,
-                     const Tokenizer *t, InputLimits limits, Error *err) {
+                     const Tokenizer *t, const Chat *chat, InputLimits limits, Error *err) {
   int from = s->tokens.n;
-  if (tokenizer_encode(t, text, len, text_flags(t), &s->tokens, err))
-    return error_prefix(err, "%s", place);
+  int rc = chat ? encode_user(chat, text, len, t, &s->tokens, err)
+                : tokenizer_encode(t, text, len, text_flags(t), &s->tokens, err);
+  if (rc) return error_prefix(err, "%s", place);
   for (int i = from; i < s->tokens.n; i++)
     if (s->tokens.v[i] >= limits.vocab_size) {
       error_set(err, "%s: the tokenizer gives token %d; the model has %d", place, s->tokens.v[i],
@@ -109,21 +120,21 @@ static int push_text(Sequences *s, const char *text, size_t len, const char *pla
   return push_sequence(s, text, len, place, limits, err);
 }
 
-int sequences_from_text(const char *text, const Tokenizer *t, InputLimits limits, Sequences *s,
-                        Error *err) {
+int sequences_from_text(const char *text, const Tokenizer *t, const Chat *chat, InputLimits limits,
+                        Sequences *s, Error *err) {
   sequences_clear(s);
   s->end = true;
-  return push_text(s, text, strlen(text), "--prompt", t, limits, err);
+  return push_text(s, text, strlen(text), "--prompt", t, chat, limits, err);
 }
 
 /* ---- files ---- */
 
-Input *input_open(const char *path, bool as_text, const Tokenizer *t, InputLimits limits,
-                  Error *err) {
+Input *input_open(const char *path, bool as_text, const Tokenizer *t, const Chat *chat,
+                  InputLimits limits, Error *err) {
   RecordReader *records = records_open(path, err);
   if (!records) return NULL;
   Input *in = mem_alloc(1, sizeof *in);
-  *in = (Input){records, as_text, t, limits};
+  *in = (Input){records, as_text, t, chat, limits};
   return in;
 }
 
@@ -138,7 +149,8 @@ static int push_record(Input *in, const json_t *record, Sequences *s, Error *err
   if (in->as_text) {
     size_t len;
     const char *text = text_from_json(record, place, &len, err);
-    return text ? push_text(s, text, len, place, in->tokenizer, in->limits, err) : -1;
+    if (!text) return -1;
+    return push_text(s, text, len, place, in->tokenizer, in->chat, in->limits, err);
   }
   int from = s->tokens.n;
   if (tokens_from_json(record, place, in->limits.vocab_size, &s->tokens, err)) {

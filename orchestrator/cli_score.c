@@ -103,7 +103,8 @@ static int score_group(Engine *e, Input *in, Sequences *s, bool *end, Error *err
 static int score_file(Engine *e, const char *path, bool as_text, Error *err) {
   const ModelConfig *c = model_config(e->model);
   InputLimits limits = {c->vocab_size, c->max_positions, "the model's positions"};
-  Input *in = e->grid->rank == 0 ? input_open(path, as_text, e->tokenizer, limits, err) : NULL;
+  Input *in =
+      e->grid->rank == 0 ? input_open(path, as_text, e->tokenizer, NULL, limits, err) : NULL;
   int rc = comm_agree(e->grid->all, e->grid->rank == 0 && !in ? -1 : 0, err);
   Sequences s = {0};
   for (bool end = false; !rc && !end;) rc = score_group(e, in, &s, &end, err);

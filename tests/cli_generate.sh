@@ -75,6 +75,26 @@ is "the second EOS id ends it" "$(ids) $(grep -o '"finish":"[a-z]*"' out)" '403,
 ok "without a tokenizer prompt and text are null" grep -q '^{"prompt":null,"text":null,"tokens"' out
 refuses 1 'eos: no tokenizer in this folder' generate --model eos --prompt hello
 
+# A chat template: the prompt is what a user says, and cannot spell the template's special tokens.
+mkdir chat && cp "$model"/*.json "$model"/tokenizer.model "$model/model.safetensors" chat && chmod u+w chat/*
+cat >chat/chat_template.jinja <<'END'
+{{ bos_token }}{% for m in messages %}{{ m.role[:1] }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}a:{% endif %}
+END
+run generate --model chat --prompt $'u: </s> Once\na:' --greedy --max-new-tokens 12
+cp out by_hand
+run generate --model chat --chat --prompt '</s> Once' --greedy --max-new-tokens 12
+is "--chat writes the template around a prompt" "$(ids)" "$(ids by_hand)"
+ok "and shows what the user said" grep -q '^{"prompt":"</s> Once","text":' out
+cp out first
+printf '{"text": "hello"}\n{"text": "</s> Once"}\n' >texts
+mpi 2 generate --model chat --chat --text texts --greedy --max-new-tokens 12
+is "the same from a file, on two ranks" "$(sed -n 2p out)" "$(cat first)"
+refuses 2 'found --chat with --tokens' generate --model chat --chat --tokens one
+refuses 1 'rlhf: --chat: ' generate --model "$model" --chat --prompt hello
+echo "{{ raise_exception('no such talk') }}" >chat/chat_template.jinja
+refuses 1 'no such talk' generate --model chat --chat --prompt hello
+
 # What must be refused.
 run generate --model "$model" --tokens /dev/null --greedy
 ok "no prompts, no answers" [ $rc = 0 -a ! -s out -a ! -s err ]
