@@ -57,32 +57,38 @@ ranks_of() {
       echo "${p#/proc/} $(tr '\0' '\n' <"$p/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')"
   done
 }
-wait_for() { # FILE PROCESS: false when the process ends first
-  until [ -e "$1" ]; do
-    kill -0 "$2" 2>/dev/null || return 1
-    sleep 0.02
+# Until a checkpoint of this step or a later one is there; false when the process ends first. Step 0: until the run
+# has begun.
+wait_for() { # DIRECTORY STEP PROCESS
+  local newest
+  while kill -0 "$3" 2>/dev/null; do
+    newest=$(ls "$1/checkpoints" 2>/dev/null | grep -x 'step_[0-9]*' | tail -n 1)
+    [ "$2" = 0 ] && [ -e "$1/recipe.yaml" ] && return 0
+    [[ $newest > $(printf 'step_%06d' $(($2 - 1))) ]] && [ "$2" -gt 0 ] && return 0
+    sleep 0.01
   done
+  return 1
 }
+steps=12
 seconds() { date +%s.%N; }
 
 start=$(seconds)
 ok "undisturbed" train plain
-# From the first file on; mpirun's own start is no moment of the run.
-length=$(awk "BEGIN { print $(seconds) - $start - 0.3 }")
+step=$(awk "BEGIN { print ($(seconds) - $start) / $steps }") # seconds, more or less
 
-# One of four ranks, at any moment of the run. 2: it was over by then.
+# One of four ranks, at any moment of the run: some time after any of its steps. 2: it was over by then.
 kill_once() { # DIRECTORY
-  local dir=$1 victim=$((RANDOM % 4)) moment job pid
-  moment=$(awk "BEGIN { print $length * $RANDOM / 32768 }")
+  local dir=$1 victim=$((RANDOM % 4)) after=$((RANDOM % steps)) moment job pid
+  moment=$(awk "BEGIN { print $step * $RANDOM / 32768 }")
   train "$dir" &
   job=$!
-  wait_for "$dir/recipe.yaml" $job || return 1
+  wait_for "$dir" $after $job || return 2
   sleep "$moment"
   pid=$(ranks_of "$dir" | awk -v r=$victim '$2 == r { print $1 }')
   [ -n "$pid" ] && kill -9 "$pid"
   wait $job 2>/dev/null
   grep -q '"done"' "$dir"/checkpoints/*/state.json 2>/dev/null && return 2
-  what="rank $victim after $moment s, at $(ls "$dir/checkpoints" 2>/dev/null | tail -n 1)"
+  what="rank $victim $moment s after step $after, at $(ls "$dir/checkpoints" 2>/dev/null | tail -n 1)"
   for _ in $(seq 50); do # the others have ended with it
     [ -z "$(ranks_of "$dir")" ] && return 0
     sleep 0.1
@@ -97,6 +103,7 @@ while [ $kills -lt "${KILLS:-3}" ] && [ $late -lt 100 ]; do
   status=$?
   if [ $status = 2 ]; then
     late=$((late + 1))
+    rm -rf "$dir"
     continue
   fi
   kills=$((kills + 1))
@@ -120,13 +127,15 @@ fill_up() { # DIRECTORY
   local job room=$((RANDOM % (state / 2)))
   train "$1" &
   job=$!
-  wait_for "$1/checkpoints/step_000002" $job || return 1
-  fallocate -l $(($(df --output=avail -k disk | tail -n 1) - room))k disk/filler
+  wait_for "$1" 2 $job || return 1
+  until fallocate -l $(($(df --output=avail -k disk | tail -n 1) - room))k disk/filler 2>/dev/null; do
+    : # the run wrote in between
+  done
   what="$room KiB left"
   wait $job
   [ $? = 1 ] && grep -q 'No space left on device' err
 }
-for i in $(seq "${FULL:-2}"); do
+for _ in $(seq "${FULL:-2}"); do
   fill_up disk/full
   status=$?
   cp err err.full
