@@ -157,6 +157,15 @@ static int load_folder(Tokenizer *t, const char *dir, Error *err) {
   return rc || tokenizer_read_config(t, dir, err) ? -1 : 0;
 }
 
+/* A .model file. The other files do not stand alone. */
+static int load_file(Tokenizer *t, const char *file, Error *err) {
+  const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file;
+  for (int i = 1; i < N_KINDS; i++)
+    if (strcmp(name, kinds[i].name) == 0)
+      return error_set(err, "%s: expected the folder that this file is in, or a .model file", file);
+  return load_model(t, file, err);
+}
+
 /* Text must not become a special token, unless it is asked to. */
 static int finish_bpe(Tokenizer *t, const char *path, Error *err) {
   for (int i = 0; i < t->n_added; i++) {
@@ -175,7 +184,7 @@ Tokenizer *tokenizer_load(const char *path, Error *err) {
   Tokenizer *t = mem_zalloc(1, sizeof *t);
   t->bos = t->eos = t->template_bos = -1;
   t->prefix_each = true;
-  int rc = fs_is_dir(path) ? load_folder(t, path, err) : load_model(t, path, err);
+  int rc = fs_is_dir(path) ? load_folder(t, path, err) : load_file(t, path, err);
   if (!rc && t->bpe) rc = finish_bpe(t, path, err);
   if (rc) {
     tokenizer_free(t);

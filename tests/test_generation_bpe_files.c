@@ -490,6 +490,13 @@ static void test_truncated(void **state) {
   free(text);
 }
 
+static void test_file_instead_of_folder(void **state) {
+  (void)state;
+  char *file = fs_join(bpe_json_folder(llama3, NULL), "tokenizer.json");
+  bpe_refuse(file, "expected the folder");
+  free(file);
+}
+
 /* A byte without a token is an error that names it. */
 static void test_missing_byte(void **state) {
   (void)state;
@@ -528,5 +535,6 @@ static const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama3),
                                           cmocka_unit_test(test_wrong_model),
                                           cmocka_unit_test(test_wrong_added_tokens),
                                           cmocka_unit_test(test_truncated),
+                                          cmocka_unit_test(test_file_instead_of_folder),
                                           cmocka_unit_test(test_missing_byte)};
 TEST_MAIN(tests)
