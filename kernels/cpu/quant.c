@@ -9,6 +9,10 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/quant.h"
+#if defined __AVX512F__ && defined __AVX512BW__ && defined __FMA__
+#include "kernels/cpu/quant_wide.h"
+#define QUANT_WIDE
+#endif
 
 enum { RUN = 32 /* blocks that a thread walks at a time */ };
 
@@ -31,6 +35,9 @@ static const Codec codecs[] = {
 
 static uint32_t largest_magnitude(const float *x, int64_t n) {
   uint32_t most = 0;
+#ifdef QUANT_WIDE
+  if (n % STEP == 0) return largest_wide(x, n);
+#endif
 #pragma omp simd reduction(max : most)
   for (int64_t i = 0; i < n; i++) {
     uint32_t u = bits_of_float(x[i]) & 0x7fffffffU;
@@ -60,6 +67,73 @@ static void put_scale(WireFormat f, void *scales, int64_t i, float s) {
 static float get_scale(WireFormat f, const void *scales, int64_t i) {
   return f.scale == DT_BF16 ? float_of_bf16(((const uint16_t *)scales)[i])
                             : ((const float *)scales)[i];
+}
+
+/* ---- codes of a block: by vectors where it is made of them ---- */
+
+#ifdef QUANT_WIDE
+static bool is_wide(WireKind kind, int64_t n) { return kind != WIRE_F32 && n % STEP == 0; }
+#endif
+
+static void encode_block(WireKind kind, const float *x, int64_t n, float inverse, void *out) {
+#ifdef QUANT_WIDE
+  if (is_wide(kind, n)) {
+    encode_block_wide(kind, x, n, inverse, out);
+    return;
+  }
+#endif
+  codecs[kind].encode(x, n, inverse, out);
+}
+
+static void decode_block(WireKind kind, const void *in, int64_t n, float scale, bool add,
+                         float *y) {
+#ifdef QUANT_WIDE
+  if (is_wide(kind, n)) {
+    decode_block_wide(kind, in, n, scale, add, y);
+    return;
+  }
+#endif
+  codecs[kind].decode(in, n, scale, add, y);
+}
+
+static void decode_four(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
+                        float *y) {
+#ifdef QUANT_WIDE
+  if (is_wide(kind, n)) {
+    decode_four_wide(kind, in, n, scale, y);
+    return;
+  }
+#endif
+  codecs[kind].decode_four(in, n, scale, y);
+}
+
+static void add_error(const float *x, const uint16_t *error, int64_t n, float *sent) {
+#ifdef QUANT_WIDE
+  if (n % STEP == 0) {
+    add_error_wide(x, error, n, sent);
+    return;
+  }
+#endif
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) sent[i] = x[i] + float_of_bf16(error[i]);
+}
+
+/* error = keep * error + (1 - keep) * (sent - what the codes say). */
+static void keep_error(WireKind kind, const void *in, int64_t n, float scale, float keep,
+                       const float *sent, uint16_t *error) {
+#ifdef QUANT_WIDE
+  if (is_wide(kind, n) && kind != WIRE_BF16) {
+    keep_error_wide(kind, in, n, scale, keep, sent, error);
+    return;
+  }
+#endif
+  float got[WIRE_MAX_BLOCK];
+  codecs[kind].decode(in, n, scale, false, got);
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) {
+    float lost = (1 - keep) * (sent[i] - got[i]);
+    error[i] = bf16_of_float(fmaf(keep, float_of_bf16(error[i]), lost));
+  }
 }
 
 /* ---- where a block is ---- */
@@ -123,7 +197,6 @@ static char *payload_of(WireKind kind, const WireData *data, const Place *p) {
 /* ---- one block ---- */
 
 static float encode(WireFormat f, const Place *p, const float *x, const WireData *to) {
-  const Codec *c = &codecs[f.kind];
   void *out = payload_of(f.kind, to, p);
   float scale = 1, inverse = 1;
   if (wire_has_blocks(f)) {
@@ -133,7 +206,7 @@ static float encode(WireFormat f, const Place *p, const float *x, const WireData
     if (isnan(scale)) x = zeros;
     put_scale(f, to->scales, p->i, scale);
   }
-  c->encode(x, p->n, inverse, out);
+  encode_block(f.kind, x, p->n, inverse, out);
   return scale;
 }
 
@@ -147,7 +220,6 @@ static const uint8_t *source(WireFormat f, const Place *p, const WireData *from,
 }
 
 static void decode(WireFormat f, const Place *p, const WireData *from, bool add, float *y) {
-  const Codec *c = &codecs[f.kind];
   const uint8_t *in[FOUR];
   float scale[FOUR];
   int r = 0;
@@ -155,38 +227,30 @@ static void decode(WireFormat f, const Place *p, const WireData *from, bool add,
     memset(y, 0, (size_t)p->n * sizeof *y);
   } else if (!add) {
     in[0] = source(f, p, from, 0, scale);
-    c->decode(in[0], p->n, scale[0], false, y);
+    decode_block(f.kind, in[0], p->n, scale[0], false, y);
     r = 1;
   }
   for (; r + FOUR <= from->n; r += FOUR) {
     for (int k = 0; k < FOUR; k++) in[k] = source(f, p, from, r + k, &scale[k]);
-    c->decode_four(in, p->n, scale, y);
+    decode_four(f.kind, in, p->n, scale, y);
   }
   for (; r < from->n; r++) {
     in[0] = source(f, p, from, r, scale);
-    c->decode(in[0], p->n, scale[0], true, y);
+    decode_block(f.kind, in[0], p->n, scale[0], true, y);
   }
 }
 
 /* x to the wire with the block's error in front and what is lost behind. */
 static void encode_with_error(WireFormat f, const Place *p, const float *x, WireFeedback e,
                               const WireData *to) {
-  float sent[WIRE_MAX_BLOCK], got[WIRE_MAX_BLOCK];
+  float sent[WIRE_MAX_BLOCK];
   uint16_t *error = (uint16_t *)e.error.data + p->at;
-#pragma omp simd
-  for (int64_t i = 0; i < p->n; i++) sent[i] = x[i] + float_of_bf16(error[i]);
+  add_error(x, error, p->n, sent);
   float scale = encode(f, p, sent, to);
-  if (isnan(scale)) {
+  if (isnan(scale))
     memset(error, 0, (size_t)p->n * sizeof *error);
-    return;
-  }
-  codecs[f.kind].decode(payload_of(f.kind, to, p), p->n, scale, false, got);
-  float keep = e.decay;
-#pragma omp simd
-  for (int64_t i = 0; i < p->n; i++) {
-    float lost = (1 - keep) * (sent[i] - got[i]);
-    error[i] = bf16_of_float(fmaf(keep, float_of_bf16(error[i]), lost));
-  }
+  else
+    keep_error(f.kind, payload_of(f.kind, to, p), p->n, scale, e.decay, sent, error);
 }
 
 /* ---- ops ---- */

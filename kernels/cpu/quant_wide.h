@@ -1,0 +1,231 @@
+/* quant_codes.h's blocks in vectors of 512 bits, bit for bit; for blocks of whole steps of 32
+ * numbers, others take the loops there. Internal to kernels/cpu.
+ *
+ * A step reads or writes a pair of vectors: 16 neighbours each, the second right behind the first,
+ * or for int4 half a block further, where its codes are the high halves of the same bytes. `kind`
+ * is a constant wherever these functions are inlined. */
+#ifndef KERNELS_CPU_QUANT_WIDE_H
+#define KERNELS_CPU_QUANT_WIDE_H
+
+#include <immintrin.h>
+
+#include "kernels/cpu/quant_codes.h"
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+enum { STEP = 32 };
+typedef struct Pair {
+  __m512 low, high;
+} Pair;
+
+/* How a kind's steps lie in a block of n. */
+ALWAYS int64_t step_bytes(WireKind kind) {
+  return kind == WIRE_INT4 ? STEP / 2 : kind == WIRE_BF16 ? 2 * STEP : STEP;
+}
+ALWAYS int64_t step_floats(WireKind kind) { return kind == WIRE_INT4 ? STEP / 2 : STEP; }
+ALWAYS int64_t pair_apart(WireKind kind, int64_t n) { return kind == WIRE_INT4 ? n / 2 : 16; }
+
+ALWAYS __m512i load_bytes(const void *in) { return _mm512_loadu_si512(in); }
+ALWAYS __m128i load_16(const uint8_t *in) { return _mm_loadu_si128((const void *)in); }
+ALWAYS __m256i load_32(const uint8_t *in) { return _mm256_loadu_si256((const void *)in); }
+
+ALWAYS __m512 floats_of_bf16(const void *in) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_32(in)), 16));
+}
+
+/* ---- decoding ---- */
+
+/* An e4m3 with its bits in the places of a 16-bit float is 2^-8 of itself; the scale makes up. */
+ALWAYS float pair_scale(WireKind kind, float scale) {
+  return kind == WIRE_FP8 ? scale * 256 : scale;
+}
+
+ALWAYS Pair load_pair(WireKind kind, const uint8_t *in) {
+  if (kind == WIRE_INT8)
+    return (Pair){_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(in))),
+                  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(in + 16)))};
+  if (kind == WIRE_INT4) { /* looking up takes the low four bits */
+    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    __m512i codes = _mm512_cvtepu8_epi32(load_16(in));
+    return (Pair){_mm512_permutexvar_ps(codes, values),
+                  _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), values)};
+  }
+  if (kind == WIRE_BF16) return (Pair){floats_of_bf16(in), floats_of_bf16(in + STEP)};
+  __m512i halves = _mm512_slli_epi16(_mm512_cvtepi8_epi16(load_32(in)), 7);
+  halves = _mm512_and_si512(halves, _mm512_set1_epi16((short)0xbfff));
+  return (Pair){_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
+                _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
+}
+
+ALWAYS void decode_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, bool add,
+                        float *y) {
+  const __m512 s = _mm512_set1_ps(pair_scale(kind, scale));
+  float *upper = y + pair_apart(kind, n);
+  for (int64_t i = 0; i < n / STEP; i++) {
+    int64_t at = i * step_floats(kind);
+    Pair p = load_pair(kind, in + i * step_bytes(kind));
+    if (add) {
+      p.low = _mm512_fmadd_ps(p.low, s, _mm512_loadu_ps(y + at));
+      p.high = _mm512_fmadd_ps(p.high, s, _mm512_loadu_ps(upper + at));
+    } else {
+      p.low = _mm512_mul_ps(p.low, s);
+      p.high = _mm512_mul_ps(p.high, s);
+    }
+    _mm512_storeu_ps(y + at, p.low);
+    _mm512_storeu_ps(upper + at, p.high);
+  }
+}
+
+ALWAYS void four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
+                      float *y) {
+  float *upper = y + pair_apart(kind, n);
+  __m512 s[FOUR];
+  for (int k = 0; k < FOUR; k++) s[k] = _mm512_set1_ps(pair_scale(kind, scale[k]));
+  for (int64_t i = 0; i < n / STEP; i++) {
+    int64_t at = i * step_floats(kind);
+    __m512 low = _mm512_loadu_ps(y + at), high = _mm512_loadu_ps(upper + at);
+    for (int k = 0; k < FOUR; k++) {
+      Pair p = load_pair(kind, in[k] + i * step_bytes(kind));
+      low = _mm512_fmadd_ps(p.low, s[k], low);
+      high = _mm512_fmadd_ps(p.high, s[k], high);
+    }
+    _mm512_storeu_ps(y + at, low);
+    _mm512_storeu_ps(upper + at, high);
+  }
+}
+
+/* ---- encoding ---- */
+
+ALWAYS uint32_t largest_wide(const float *x, int64_t n) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i a = _mm512_setzero_si512(), b = a;
+  for (int64_t i = 0; i < n; i += STEP) {
+    a = _mm512_max_epu32(a, _mm512_and_si512(load_bytes(x + i), magnitude));
+    b = _mm512_max_epu32(b, _mm512_and_si512(load_bytes(x + i + 16), magnitude));
+  }
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
+}
+
+/* x * inverse to the nearest integer of at most `most`. */
+ALWAYS __m512i nearest_wide(const float *x, __m512 inverse, int most) {
+  const __m512 magic = _mm512_set1_ps(12582912.0f);
+  __m512i t = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_loadu_ps(x), inverse, magic));
+  t = _mm512_sub_epi32(t, _mm512_castps_si512(magic));
+  return _mm512_max_epi32(_mm512_min_epi32(t, _mm512_set1_epi32(most)), _mm512_set1_epi32(-most));
+}
+
+ALWAYS __m512i fp8_wide(__m512 x) {
+  const __m512 magic = _mm512_set1_ps(12582912.0f);
+  __m512i u = _mm512_castps_si512(x);
+  __m512i m = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+  m = _mm512_min_epu32(m, _mm512_castps_si512(_mm512_set1_ps(448)));
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(m, 20), _mm512_set1_epi32(1));
+  __m512i code =
+      _mm512_add_epi32(_mm512_add_epi32(m, odd), _mm512_set1_epi32(0x7ffff - (120 << 23)));
+  code = _mm512_srli_epi32(code, 20);
+  __m512i small =
+      _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(512), magic));
+  __mmask16 is_small = _mm512_cmplt_epu32_mask(m, _mm512_castps_si512(_mm512_set1_ps(0.015625f)));
+  code = _mm512_mask_sub_epi32(code, is_small, small, _mm512_castps_si512(magic));
+  __m512i sign = _mm512_srli_epi32(_mm512_and_si512(u, _mm512_set1_epi32(INT32_MIN)), 24);
+  return _mm512_or_si512(code, sign);
+}
+
+ALWAYS __m256i bf16_wide(__m512 x) {
+  __m512i u = _mm512_castps_si512(x), top = _mm512_srli_epi32(u, 16);
+  __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+  __m512i code = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff));
+  code = _mm512_srli_epi32(code, 16);
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  code = _mm512_mask_or_epi32(code, nan, top, _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(code);
+}
+
+ALWAYS void encode_wide(WireKind kind, const float *x, int64_t n, float inverse, uint8_t *out) {
+  const __m512 by = _mm512_set1_ps(inverse);
+  const float *upper = x + pair_apart(kind, n);
+  for (int64_t i = 0; i < n / STEP; i++) {
+    const float *low = x + i * step_floats(kind), *high = upper + i * step_floats(kind);
+    __m128i *to = (void *)(out + i * step_bytes(kind));
+    if (kind == WIRE_INT8) {
+      _mm_storeu_si128(to, _mm512_cvtepi32_epi8(nearest_wide(low, by, 127)));
+      _mm_storeu_si128(to + 1, _mm512_cvtepi32_epi8(nearest_wide(high, by, 127)));
+    } else if (kind == WIRE_INT4) {
+      __m512i code = _mm512_slli_epi32(nearest_wide(high, by, 7), 4);
+      code = _mm512_add_epi32(code, nearest_wide(low, by, 7));
+      code = _mm512_add_epi32(code, _mm512_set1_epi32(0x88));
+      _mm_storeu_si128(to, _mm512_cvtepi32_epi8(code));
+    } else if (kind == WIRE_FP8) {
+      __m512i a = fp8_wide(_mm512_mul_ps(_mm512_loadu_ps(low), by));
+      __m512i b = fp8_wide(_mm512_mul_ps(_mm512_loadu_ps(high), by));
+      _mm_storeu_si128(to, _mm512_cvtepi32_epi8(a));
+      _mm_storeu_si128(to + 1, _mm512_cvtepi32_epi8(b));
+    } else {
+      _mm256_storeu_si256((void *)to, bf16_wide(_mm512_loadu_ps(low)));
+      _mm256_storeu_si256((void *)(to + 2), bf16_wide(_mm512_loadu_ps(high)));
+    }
+  }
+}
+
+/* ---- error feedback ---- */
+
+static void add_error_wide(const float *x, const uint16_t *error, int64_t n, float *sent) {
+  for (int64_t i = 0; i < n; i += 16)
+    _mm512_storeu_ps(sent + i, _mm512_add_ps(_mm512_loadu_ps(x + i), floats_of_bf16(error + i)));
+}
+
+/* The product is rounded by itself, as where it is stored: its rounding is named, so that no
+ * compiler fuses it into the difference. */
+ALWAYS void lose_wide(__m512 code, __m512 scale, float keep, const float *sent, uint16_t *error) {
+  __m512 got = _mm512_mul_round_ps(code, scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 lost = _mm512_sub_ps(_mm512_loadu_ps(sent), got);
+  lost = _mm512_mul_ps(_mm512_set1_ps(1 - keep), lost);
+  lost = _mm512_fmadd_ps(_mm512_set1_ps(keep), floats_of_bf16(error), lost);
+  _mm256_storeu_si256((void *)error, bf16_wide(lost));
+}
+
+ALWAYS void keep_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, float keep,
+                      const float *sent, uint16_t *error) {
+  const __m512 s = _mm512_set1_ps(pair_scale(kind, scale));
+  int64_t apart = pair_apart(kind, n);
+  for (int64_t i = 0; i < n / STEP; i++) {
+    int64_t at = i * step_floats(kind);
+    Pair p = load_pair(kind, in + i * step_bytes(kind));
+    lose_wide(p.low, s, keep, sent + at, error + at);
+    lose_wide(p.high, s, keep, sent + apart + at, error + apart + at);
+  }
+}
+
+static void keep_error_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, float keep,
+                            const float *sent, uint16_t *error) {
+  if (kind == WIRE_INT8) keep_wide(WIRE_INT8, in, n, scale, keep, sent, error);
+  if (kind == WIRE_INT4) keep_wide(WIRE_INT4, in, n, scale, keep, sent, error);
+  if (kind == WIRE_FP8) keep_wide(WIRE_FP8, in, n, scale, keep, sent, error);
+}
+
+/* ---- of one kind each ---- */
+
+static void encode_block_wide(WireKind kind, const float *x, int64_t n, float inverse, void *out) {
+  if (kind == WIRE_INT8) encode_wide(WIRE_INT8, x, n, inverse, out);
+  if (kind == WIRE_INT4) encode_wide(WIRE_INT4, x, n, inverse, out);
+  if (kind == WIRE_FP8) encode_wide(WIRE_FP8, x, n, inverse, out);
+  if (kind == WIRE_BF16) encode_wide(WIRE_BF16, x, n, inverse, out);
+}
+
+static void decode_block_wide(WireKind kind, const void *in, int64_t n, float scale, bool add,
+                              float *y) {
+  if (kind == WIRE_INT8) decode_wide(WIRE_INT8, in, n, scale, add, y);
+  if (kind == WIRE_INT4) decode_wide(WIRE_INT4, in, n, scale, add, y);
+  if (kind == WIRE_FP8) decode_wide(WIRE_FP8, in, n, scale, add, y);
+  if (kind == WIRE_BF16) decode_wide(WIRE_BF16, in, n, scale, add, y);
+}
+
+static void decode_four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
+                             float *y) {
+  if (kind == WIRE_INT8) four_wide(WIRE_INT8, in, n, scale, y);
+  if (kind == WIRE_INT4) four_wide(WIRE_INT4, in, n, scale, y);
+  if (kind == WIRE_FP8) four_wide(WIRE_FP8, in, n, scale, y);
+  if (kind == WIRE_BF16) four_wide(WIRE_BF16, in, n, scale, y);
+}
+
+#endif
