@@ -58,7 +58,8 @@ static pcre2_code *compile(const char *pattern, size_t len, uint32_t options, Er
   if (c) return c;
   PCRE2_UCHAR why[256];
   pcre2_get_error_message(code, why, sizeof why);
-  error_set(err, "pattern \"%.*s\": %s at byte %zu", (int)len, pattern, (const char *)why,
+  int shown = len < PATTERN_SHOWN ? (int)len : PATTERN_SHOWN;
+  error_set(err, "pattern \"%.*s\": %s at byte %zu", shown, pattern, (const char *)why,
             (size_t)place);
   return NULL;
 }

@@ -13,6 +13,9 @@ typedef enum SplitKind {
   SPLIT_LITERAL /* a text as it is */
 } SplitKind;
 
+/* How much of a pattern messages show: the reason comes behind it and must not be cut off. */
+enum { PATTERN_SHOWN = 512 };
+
 typedef struct Pretokenizer Pretokenizer;
 Pretokenizer *pretokenizer_create(void); /* without a step: a text is one word */
 void pretokenizer_free(Pretokenizer *p);

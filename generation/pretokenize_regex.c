@@ -26,8 +26,11 @@ typedef struct Reader {
 
 static int refuse(const Reader *r, const char *from, size_t n) {
   if (n > (size_t)(r->end - from)) n = (size_t)(r->end - from);
+  if (n > PATTERN_SHOWN) n = PATTERN_SHOWN;
+  ptrdiff_t len = r->end - r->pattern;
   return error_set(r->err, "pattern \"%.*s\": \"%.*s\" at byte %td is not supported",
-                   (int)(r->end - r->pattern), r->pattern, (int)n, from, from - r->pattern);
+                   len < PATTERN_SHOWN ? (int)len : PATTERN_SHOWN, r->pattern, (int)n, from,
+                   from - r->pattern);
 }
 
 static bool next_is(const Reader *r, const char *text) {

@@ -139,6 +139,23 @@ static void test_refused_syntax(void **state) {
   }
 }
 
+/* The reason stands behind the pattern, and the room for a message is limited. */
+static void test_long_pattern_leaves_its_reason(void **state) {
+  (void)state;
+  static const char *const ends[] = {"(", "\\b"}, *const whats[] = {"parenthesis",
+                                                                    "\"\\b\" at byte"};
+  char pattern[9000];
+  for (int i = 0; i < 2; i++) {
+    Error err = {""};
+    Pretokenizer *p = pretokenizer_create();
+    memset(pattern, 'a', sizeof pattern);
+    memcpy(pattern + sizeof pattern - 10, ends[i], strlen(ends[i]));
+    assert_int_equal(pretokenizer_add(p, pattern, sizeof pattern, SPLIT_REGEX, false, &err), -1);
+    if (!strstr(err.msg, whats[i])) fail_msg("error is \"%s\", expected %s", err.msg, whats[i]);
+    pretokenizer_free(p);
+  }
+}
+
 static void test_steps(void **state) {
   (void)state;
   Error err = {""};
@@ -220,13 +237,10 @@ static void test_nfc(void **state) {
   expect_nfc("\xef\xbf\xbe\xef\xbf\xbf\xf4\x8f\xbf\xbf", NULL); /* no characters, yet not broken */
 }
 
-static const struct CMUnitTest tests[] = {cmocka_unit_test(test_gpt2),
-                                          cmocka_unit_test(test_qwen2),
-                                          cmocka_unit_test(test_spaces),
-                                          cmocka_unit_test(test_syntax),
-                                          cmocka_unit_test(test_refused_syntax),
-                                          cmocka_unit_test(test_steps),
-                                          cmocka_unit_test(test_endless_pattern),
-                                          cmocka_unit_test(test_deep_pattern),
-                                          cmocka_unit_test(test_nfc)};
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_gpt2),           cmocka_unit_test(test_qwen2),
+    cmocka_unit_test(test_spaces),         cmocka_unit_test(test_syntax),
+    cmocka_unit_test(test_refused_syntax), cmocka_unit_test(test_long_pattern_leaves_its_reason),
+    cmocka_unit_test(test_steps),          cmocka_unit_test(test_endless_pattern),
+    cmocka_unit_test(test_deep_pattern),   cmocka_unit_test(test_nfc)};
 TEST_MAIN(tests)
