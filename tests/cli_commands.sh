@@ -16,7 +16,7 @@ flags() { # the options of each command, as the documentation has them
     train) echo --set --resume ;;
     check) echo --set ;;
     score) echo --model --tokens --text ;;
-    generate) echo --model --prompt --text --tokens --max-new-tokens --temperature --top-k --top-p \
+    generate) echo --model --prompt --text --tokens --chat --max-new-tokens --temperature --top-k --top-p \
       --greedy --seed --samples ;;
     tokenize) echo --model --json --no-bos --decode ;;
   esac
