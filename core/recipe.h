@@ -113,9 +113,9 @@ typedef struct Recipe {
     ModelSource actor, critic, reward, reference;
   } models;
   struct {
-    const char *path; /* "": the actor's folder */
-    bool add_bos;
-    bool add_eos; /* after SFT completions */
+    const char *path;    /* "": the actor's folder */
+    const char *add_bos; /* auto: as the tokenizer says | true | false */
+    bool add_eos;        /* after SFT completions */
   } tokenizer;
   struct {
     DataSource sft, preference, prompts;

@@ -121,7 +121,8 @@ static void bind_stages(Reading *rd, const RecipeRow *row, const char *path, con
 
 static void bind_choice(Reading *rd, const RecipeRow *row, const char *path, const Node *v,
                         void *at) {
-  if (value_text(v) && choice_holds(row->choices, v->text)) {
+  bool b; /* "true" and "false" may be choices too */
+  if ((value_text(v) || value_bool(v, &b)) && choice_holds(row->choices, v->text)) {
     const char *word = v->text;
     memcpy(at, &word, sizeof word);
     return;

@@ -82,8 +82,8 @@ static const RecipeRow init_rows[] = {
 static const RecipeRow tokenizer_rows[] = {
     {"path", ROW_PATH, AT(tokenizer.path), "", PATHS,
      .help = "a folder with a tokenizer, or a .model file; not given: the actor's folder"},
-    {"add_bos", ROW_BOOL, AT(tokenizer.add_bos), "true", NONE,
-     .help = "begin every sequence with the BOS token"},
+    {"add_bos", ROW_CHOICE, AT(tokenizer.add_bos), "auto", NONE, .choices = "auto|true|false",
+     .help = "begin every sequence with the BOS token; auto: as the tokenizer's files say"},
     {"add_eos", ROW_BOOL, AT(tokenizer.add_eos), "true", NONE,
      .help = "end completions and answers in training data with the EOS token"},
 };

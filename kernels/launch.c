@@ -75,6 +75,10 @@ static void count_core_ranks(MPI_Comm host) {
   free(all);
 }
 
+/* Open MPI emulates remote puts over TCP, and then a link that could carry both directions at once
+ * carries one at a time; plain sends do not have that. */
+static void prefer_tcp_sends(void) { setenv("OMPI_MCA_btl_tcp_flags", "1", 0); }
+
 /* Orders the world by host: the ranks of the host with the lowest rank first. */
 static void order_world(void) {
   MPI_Comm host;
@@ -114,6 +118,7 @@ int launch_init(int *argc, char ***argv, Error *err) {
   die_set_rank(0, NULL);
   if (!was_launched()) return 0;
   check_single_copy();
+  prefer_tcp_sends();
   int level;
   if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS)
     return error_set(err, "MPI does not start");

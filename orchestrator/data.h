@@ -90,6 +90,7 @@ typedef struct Loader {
   const char *name; /* "data.sft" */
   const char *limit_name;
   int64_t limit; /* tokens of an example: loader_limit */
+  bool bos;      /* sequences begin with it: tokenizer.add_bos */
   DataReport *report;
   int64_t overlong, empty, same; /* why records were dropped */
 } Loader;

@@ -15,7 +15,7 @@ static int encode(const Loader *l, const Record *r, const Marked *m, ChatSpan pa
 
 static int begin(const Loader *l, const Record *r, const Marked *m, size_t len, TokenList *out,
                  Error *err) {
-  int flags = l->recipe->tokenizer.add_bos ? TOK_BOS : 0;
+  int flags = l->bos ? TOK_BOS : 0;
   return encode(l, r, m, (ChatSpan){0, len}, flags, out, err);
 }
 

@@ -9,7 +9,9 @@ int loader_init(Loader *l, const Recipe *r, const Tokenizer *t, const DataSource
                 const char *name, DataReport *report, Error *err) {
   *report = (DataReport){0, 0, 0};
   *l = (Loader){.recipe = r, .tokenizer = t, .data = data, .name = name, .report = report};
-  if (r->tokenizer.add_bos && tokenizer_bos(t) < 0)
+  l->bos = !strcmp(r->tokenizer.add_bos, "auto") ? tokenizer_adds_bos(t)
+                                                 : !strcmp(r->tokenizer.add_bos, "true");
+  if (l->bos && tokenizer_bos(t) < 0)
     return error_set(err, "tokenizer.add_bos: the tokenizer has no BOS token; expected false");
   if (r->tokenizer.add_eos && tokenizer_eos(t) < 0)
     return error_set(err, "tokenizer.add_eos: the tokenizer has no EOS token; expected false");

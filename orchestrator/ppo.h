@@ -54,6 +54,8 @@ PromptPick ppo_pick_prompts(Ppo *p);
 /* Generates `samples` answers to each prompt, all ranks together. The seed and step of gen are as
  * set by the caller. Collective. */
 int ppo_generate(Ppo *p, const PromptPick *pick, const GenParams *gen, Rollout **out, Error *err);
+/* What an answer says; the caller frees. Ids that the tokenizer lacks are left out. */
+char *ppo_answer_text(Ppo *p, const Rollout *ro, int b, size_t *len, Error *err);
 
 /* The forwards over a rollout: each rank its share, every rank gets all. Collective. */
 void ppo_logprobs(Ppo *p, Model *m, Rollout *ro, RolloutField field);

@@ -22,7 +22,7 @@ static int write_sample(Ppo *p, const PromptSet *set, const Rollout *ro, int b, 
   size_t len;
   int n = rollout_response_len(ro, b);
   const int32_t *tokens = ro->tokens + rollout_first(ro, b);
-  char *text = tokenizer_decode(p->s->tokenizer, tokens, n, &len, err);
+  char *text = ppo_answer_text(p, ro, b, &len, err);
   if (!text) return -1;
   const char *prompt = set->text[ro->prompt_id[b]];
   fputs("{\"prompt\":", out);

@@ -45,12 +45,25 @@ static void model_scores(Ppo *p, Rollout *ro, float *out) {
 
 /* ---- programmatic terms: rank 0 looks at the text and tells the others ---- */
 
+/* The vocabulary of many models is padded past the tokenizer's: such an id can be drawn, and spells
+ * nothing. */
+char *ppo_answer_text(Ppo *p, const Rollout *ro, int b, size_t *len, Error *err) {
+  const int32_t *tokens = ro->tokens + rollout_first(ro, b);
+  int n = rollout_response_len(ro, b), kept = 0;
+  int32_t *ids = mem_alloc((size_t)n, sizeof *ids);
+  for (int i = 0; i < n; i++)
+    if (tokens[i] < tokenizer_vocab_size(p->s->tokenizer)) ids[kept++] = tokens[i];
+  char *text = tokenizer_decode(p->s->tokenizer, ids, kept, len, err);
+  free(ids);
+  return text;
+}
+
 static int make_inputs(Ppo *p, const PromptSet *set, const Rollout *ro, RewardInput *in,
                        Error *err) {
   for (int b = 0; b < ro->n_seqs; b++) {
     size_t len;
     int n = rollout_response_len(ro, b), id = ro->prompt_id[b];
-    char *text = tokenizer_decode(p->s->tokenizer, ro->tokens + rollout_first(ro, b), n, &len, err);
+    char *text = ppo_answer_text(p, ro, b, &len, err);
     if (!text) return -1;
     in[b] = (RewardInput){.prompt_text = set->text[id],
                           .response_text = text,

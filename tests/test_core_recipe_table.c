@@ -201,7 +201,8 @@ static void values(const char *path, const RecipeGroup *g, const RecipeRow *row)
       in_bounds(path, "false");
       break;
     case ROW_CHOICE:
-      for (size_t i = 0; i < sizeof no_text / sizeof *no_text; i++) refused(path, no_text[i]);
+      for (size_t i = 0; i < sizeof no_text / sizeof *no_text; i++)
+        if (!choice_holds(row->choices, no_text[i])) refused(path, no_text[i]);
       refused(path, "nothing_like_it");
       break;
     case ROW_TEXT:

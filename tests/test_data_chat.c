@@ -83,6 +83,7 @@ static void expect(const char *dir, const char *json, const char *format, const 
   "{\"messages\":[" SAYS("system", "S") "," SAYS("user", "Hi<|im_end|>") "," SAYS( \
       "assistant", "Yo") "," SAYS("user", "So") "," SAYS("assistant", "No</s>") "]}\n"
 #define NO_BOS "tokenizer: {add_bos: false}"
+#define ADD_BOS "tokenizer: {add_bos: true}"
 
 static const char *own_folder(const char *bos, const char *eos, const char *template) {
   json_t *v = json_string(template);
@@ -117,10 +118,10 @@ static void answers_of_all_turns(void **state) {
          "<|start_header_id|>assistant<|end_header_id|>\n\n[[Yo<|eot_id|>]]"
          "<|start_header_id|>user<|end_header_id|>\n\nSo<|eot_id|>"
          "<|start_header_id|>assistant<|end_header_id|>\n\n[[No</s><|eot_id|>]]");
-  expect(chat_folder(CHAT_SPECIALS, "<s>", "<|endoftext|>", ""), TWO_TURNS, "phi3", "",
+  expect(chat_folder(CHAT_SPECIALS, "<s>", "<|endoftext|>", ""), TWO_TURNS, "phi3", ADD_BOS,
          "<s><|system|>\nS<|end|>\n<|user|>\nHi<|im_end|><|end|>\n<|assistant|>\n[[Yo<|end|>]]\n"
          "<|user|>\nSo<|end|>\n<|assistant|>\n[[No</s><|end|>]]");
-  expect(chat_folder(CHAT_SPECIALS, "<s>", "</s>", ""), TWO_TURNS, "plain", "",
+  expect(chat_folder(CHAT_SPECIALS, "<s>", "</s>", ""), TWO_TURNS, "plain", ADD_BOS,
          "<s>SHi<|im_end|>[[Yo]]So[[No</s></s>]]");
 }
 
@@ -138,9 +139,9 @@ static void eos_where_the_template_has_none(void **state) {
       "{% if add_generation_prompt %}a: {% endif %}";
   static const char json[] = "{\"prompt\":\"Hi\",\"completion\":\"Yo\"}\n";
   const char *dir = own_folder("<s>", "</s>", bare);
-  expect(dir, json, "auto", "", "<s>u: Hi\na: [[Yo\n</s>]]");
-  expect(dir, json, "auto", "tokenizer: {add_eos: false}", "<s>u: Hi\na: [[Yo\n]]");
-  expect(dir, json, "auto", "tokenizer: {add_bos: false}", "u: Hi\na: [[Yo\n</s>]]");
+  expect(dir, json, "auto", ADD_BOS, "<s>u: Hi\na: [[Yo\n</s>]]");
+  expect(dir, json, "auto", "tokenizer: {add_bos: true, add_eos: false}", "<s>u: Hi\na: [[Yo\n]]");
+  expect(dir, json, "auto", "", "u: Hi\na: [[Yo\n</s>]]");
 }
 
 /* Users' spellings are bytes, not tokens. */
