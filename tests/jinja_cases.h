@@ -433,6 +433,9 @@ static const struct {
      "x }}",
      "o1oo"},
     {"{% for a in l %}{% for b in l %}{% set x = b %}{% endfor %}{{ x }}{% endfor %}", ""},
+    {"{% for i in l %}{% break %}{% else %}e{% endfor %}", "e"},
+    {"{% for i in l %}{% continue %}{% else %}e{% endfor %}", "e"},
+    {"{% for i in l %}{% if i==2 %}{% break %}{% endif %}x{% else %}e{% endfor %}", "xx"},
     {"{{ messages|selectattr('role','equalto','user')|list|length }}{% set u = "
      "messages|selectattr('role','equalto','nope') %}{% if u %}T{% else %}F{% endif %}{% for x in "
      "u %}{{x.role}}{% endfor %}{% for x in u %}{{x.role}}{% endfor %}",

@@ -237,6 +237,41 @@ static void pairs(void **state) {
   recipe_free(r);
 }
 
+/* What a reward model learns to score begins with the very tokens that PPO's prompts are, earlier
+ * answers within them included. */
+static void pairs_begin_with_prompts(void **state) {
+  (void)state;
+  static const char json[] = "{\"messages\":[" SAYS("user", "Once") "," SAYS(
+      "assistant", "upon a") "," SAYS("user", "time") "],\"chosen\":\"Yes\",\"rejected\":\"No\"}\n";
+  static const char *const formats[] = {"plain", "llama2"};
+  const char *dir = test_path("data/stories260K");
+  for (int i = 0; i < 2; i++) {
+    const char *file = data_file("p.jsonl", json);
+    Recipe *r = chat_recipe("reward", "preference", dir, file, formats[i], "", ""),
+           *s = chat_recipe("ppo", "prompts", dir, file, formats[i], "", "");
+    Tokenizer *t = data_tokenizer();
+    PairSet pair, no_pair;
+    PromptSet prompt, no_prompt;
+    Error err = {""};
+    DataReport rep;
+    if (data_load_pairs(r, t, 4096, &pair, &no_pair, &rep, &err) ||
+        data_load_prompts(s, t, 4096, &prompt, &no_prompt, &rep, &err))
+      fail_msg("%s", err.msg);
+    size_t bytes = (size_t)prompt.tokens.n * sizeof *prompt.tokens.v;
+    for (int k = 0; k < 2; k++) {
+      assert_true(pair.offsets[k + 1] - pair.offsets[k] > prompt.tokens.n);
+      assert_memory_equal(pair.tokens.v + pair.offsets[k], prompt.tokens.v, bytes);
+    }
+    pair_set_free(&pair);
+    pair_set_free(&no_pair);
+    prompt_set_free(&prompt);
+    prompt_set_free(&no_prompt);
+    tokenizer_free(t);
+    recipe_free(r);
+    recipe_free(s);
+  }
+}
+
 /* With SentencePiece, whose spaces depend on where a text begins. */
 static void with_sentencepiece(void **state) {
   (void)state;
@@ -287,6 +322,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(overlong_conversations),
     cmocka_unit_test(prompts_begin_examples),
     cmocka_unit_test(pairs),
+    cmocka_unit_test(pairs_begin_with_prompts),
     cmocka_unit_test(with_sentencepiece),
     cmocka_unit_test(errors),
 };
