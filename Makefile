@@ -76,10 +76,11 @@ test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if 
 demo: rlhf
 	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 ./rlhf train recipes/demo.yaml --set run.overwrite=true
 
-# Tokens per second of training, scoring and decoding beside the machine's rates, and of tokenizing;
-# bench/RESULTS.md.
-bench: $(BUILD)/bench/bench_cpu $(BUILD)/bench/bench_tokenizer
+# Tokens per second of training, scoring and decoding and bytes per second of quantizing beside the
+# machine's rates, and of tokenizing; bench/RESULTS.md.
+bench: $(BUILD)/bench/bench_cpu $(BUILD)/bench/bench_quant $(BUILD)/bench/bench_tokenizer
 	@$< $(THREADS)
+	@$(BUILD)/bench/bench_quant
 	@$(BUILD)/bench/bench_tokenizer $(or $(TOKENIZER),../shared/data/tokenizers/gpt2) \
 	  $(or $(TEXT),../shared/data/tinystories/tinystories_sample.txt)
 

@@ -14,7 +14,10 @@
 #define QUANT_WIDE
 #endif
 
-enum { RUN = 32 /* blocks that a thread walks at a time */ };
+enum {
+  RUN = 32,    /* blocks that a thread walks at a time */
+  AHEAD = 1024 /* floats that are asked for before they are needed */
+};
 
 typedef struct Codec {
   EncodeBlock *encode;
@@ -96,14 +99,16 @@ static void decode_block(WireKind kind, const void *in, int64_t n, float scale, 
   codecs[kind].decode(in, n, scale, add, y);
 }
 
+/* y += the blocks of four ranks, or y = their sum. */
 static void decode_four(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
-                        float *y) {
+                        bool add, float *y) {
 #ifdef QUANT_WIDE
   if (is_wide(kind, n)) {
-    decode_four_wide(kind, in, n, scale, y);
+    decode_four_wide(kind, in, n, scale, add, y);
     return;
   }
 #endif
+  if (!add) memset(y, 0, (size_t)n * sizeof *y);
   codecs[kind].decode_four(in, n, scale, y);
 }
 
@@ -122,7 +127,7 @@ static void add_error(const float *x, const uint16_t *error, int64_t n, float *s
 static void keep_error(WireKind kind, const void *in, int64_t n, float scale, float keep,
                        const float *sent, uint16_t *error) {
 #ifdef QUANT_WIDE
-  if (is_wide(kind, n) && kind != WIRE_BF16) {
+  if (is_wide(kind, n)) {
     keep_error_wide(kind, in, n, scale, keep, sent, error);
     return;
   }
@@ -196,18 +201,19 @@ static char *payload_of(WireKind kind, const WireData *data, const Place *p) {
 
 /* ---- one block ---- */
 
-static float encode(WireFormat f, const Place *p, const float *x, const WireData *to) {
-  void *out = payload_of(f.kind, to, p);
-  float scale = 1, inverse = 1;
-  if (wire_has_blocks(f)) {
-    static const float zeros[WIRE_MAX_BLOCK];
-    scale = quant_scale(f, largest_magnitude(x, p->n));
-    inverse = scale > 0 ? 1 / scale : 0;
-    if (isnan(scale)) x = zeros;
-    put_scale(f, to->scales, p->i, scale);
-  }
-  encode_block(f.kind, x, p->n, inverse, out);
+/* The scale of a block of x, put to the wire. */
+static float encode_scale(WireFormat f, const Place *p, const float *x, const WireData *to) {
+  if (!wire_has_blocks(f)) return 1;
+  float scale = quant_scale(f, largest_magnitude(x, p->n));
+  put_scale(f, to->scales, p->i, scale);
   return scale;
+}
+
+static void encode_codes(WireFormat f, const Place *p, const float *x, float scale,
+                         const WireData *to) {
+  static const float zeros[WIRE_MAX_BLOCK];
+  float inverse = scale > 0 ? 1 / scale : 0;
+  encode_block(f.kind, isnan(scale) ? zeros : x, p->n, inverse, payload_of(f.kind, to, p));
 }
 
 /* Where source r of a block lies, and its scale. */
@@ -223,16 +229,14 @@ static void decode(WireFormat f, const Place *p, const WireData *from, bool add,
   const uint8_t *in[FOUR];
   float scale[FOUR];
   int r = 0;
-  if (!add && from->n >= FOUR) {
-    memset(y, 0, (size_t)p->n * sizeof *y);
-  } else if (!add) {
+  if (!add && from->n < FOUR) {
     in[0] = source(f, p, from, 0, scale);
     decode_block(f.kind, in[0], p->n, scale[0], false, y);
     r = 1;
   }
   for (; r + FOUR <= from->n; r += FOUR) {
     for (int k = 0; k < FOUR; k++) in[k] = source(f, p, from, r + k, &scale[k]);
-    decode_four(f.kind, in, p->n, scale, y);
+    decode_four(f.kind, in, p->n, scale, add || r > 0, y);
   }
   for (; r < from->n; r++) {
     in[0] = source(f, p, from, r, scale);
@@ -243,10 +247,11 @@ static void decode(WireFormat f, const Place *p, const WireData *from, bool add,
 /* x to the wire with the block's error in front and what is lost behind. */
 static void encode_with_error(WireFormat f, const Place *p, const float *x, WireFeedback e,
                               const WireData *to) {
-  float sent[WIRE_MAX_BLOCK];
+  _Alignas(64) float sent[WIRE_MAX_BLOCK];
   uint16_t *error = (uint16_t *)e.error.data + p->at;
   add_error(x, error, p->n, sent);
-  float scale = encode(f, p, sent, to);
+  float scale = encode_scale(f, p, sent, to);
+  encode_codes(f, p, sent, scale, to);
   if (isnan(scale))
     memset(error, 0, (size_t)p->n * sizeof *error);
   else
@@ -259,6 +264,11 @@ static void check_feedback(WireFeedback e, WireSpan s) {
   require(!e.error.data || (e.error.dtype == DT_BF16 && tensor_numel(e.error) == s.count));
 }
 
+/* While a block is coded, nothing reads memory unless it was asked for. */
+static void ask_ahead(const float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(x + i + AHEAD);
+}
+
 void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to) {
   wire_check(f, s);
   check_feedback(e, s);
@@ -268,10 +278,12 @@ void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e,
   for (int64_t run = 0; run < w.blocks; run += RUN) {
     Place p = walk_start(&w, run);
     for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p)) {
+      const float *here = tensor_f32(x) + p.at;
+      ask_ahead(here, p.n);
       if (e.error.data)
-        encode_with_error(f, &p, tensor_f32(x) + p.at, e, &to);
+        encode_with_error(f, &p, here, e, &to);
       else
-        encode(f, &p, tensor_f32(x) + p.at, &to);
+        encode_codes(f, &p, here, encode_scale(f, &p, here, &to), &to);
     }
   }
 }
@@ -298,14 +310,14 @@ void cpu_requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireForm
   const Walk w = walk_of(wire_has_blocks(f) ? f : f_to, s);
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (s.count >= PARALLEL_MIN)
   for (int64_t run = 0; run < w.blocks; run += RUN) {
-    float sum[WIRE_MAX_BLOCK];
+    _Alignas(64) float sum[WIRE_MAX_BLOCK];
     Place p = walk_start(&w, run);
     for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p)) {
       decode(f, &p, &from, false, sum);
       if (e.error.data)
         encode_with_error(f_to, &p, sum, e, &to);
       else
-        encode(f_to, &p, sum, &to);
+        encode_codes(f_to, &p, sum, encode_scale(f_to, &p, sum, &to), &to);
     }
   }
 }

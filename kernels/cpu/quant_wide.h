@@ -57,40 +57,59 @@ ALWAYS Pair load_pair(WireKind kind, const uint8_t *in) {
                 _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
 }
 
+ALWAYS __m512 decode_one(__m512 code, __m512 scale, bool add, const float *y) {
+  return add ? _mm512_fmadd_ps(code, scale, _mm512_loadu_ps(y)) : _mm512_mul_ps(code, scale);
+}
+
+/* The halves of an int4 block come one after the other, so that y is written in order: two streams
+ * of whole lines take twice the time of one. */
 ALWAYS void decode_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, bool add,
                         float *y) {
   const __m512 s = _mm512_set1_ps(pair_scale(kind, scale));
-  float *upper = y + pair_apart(kind, n);
+  int64_t bytes = step_bytes(kind), floats = step_floats(kind), apart = pair_apart(kind, n);
   for (int64_t i = 0; i < n / STEP; i++) {
-    int64_t at = i * step_floats(kind);
-    Pair p = load_pair(kind, in + i * step_bytes(kind));
-    if (add) {
-      p.low = _mm512_fmadd_ps(p.low, s, _mm512_loadu_ps(y + at));
-      p.high = _mm512_fmadd_ps(p.high, s, _mm512_loadu_ps(upper + at));
-    } else {
-      p.low = _mm512_mul_ps(p.low, s);
-      p.high = _mm512_mul_ps(p.high, s);
-    }
-    _mm512_storeu_ps(y + at, p.low);
-    _mm512_storeu_ps(upper + at, p.high);
+    float *low = y + i * floats;
+    Pair p = load_pair(kind, in + i * bytes);
+    _mm512_storeu_ps(low, decode_one(p.low, s, add, low));
+    if (kind != WIRE_INT4) _mm512_storeu_ps(low + apart, decode_one(p.high, s, add, low + apart));
+  }
+  for (int64_t i = 0; kind == WIRE_INT4 && i < n / STEP; i++) {
+    float *high = y + apart + i * floats;
+    Pair p = load_pair(kind, in + i * bytes);
+    _mm512_storeu_ps(high, decode_one(p.high, s, add, high));
   }
 }
 
+ALWAYS Pair add_four(WireKind kind, const uint8_t *const *in, int64_t at, const __m512 *scale,
+                     Pair sum) {
+  for (int k = 0; k < FOUR; k++) {
+    Pair p = load_pair(kind, in[k] + at);
+    sum.low = _mm512_fmadd_ps(p.low, scale[k], sum.low);
+    sum.high = _mm512_fmadd_ps(p.high, scale[k], sum.high);
+  }
+  return sum;
+}
+
+ALWAYS __m512 start_sum(bool add, const float *y) {
+  return add ? _mm512_loadu_ps(y) : _mm512_setzero_ps();
+}
+
 ALWAYS void four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
-                      float *y) {
-  float *upper = y + pair_apart(kind, n);
-  __m512 s[FOUR];
+                      bool add, float *y) {
+  int64_t bytes = step_bytes(kind), floats = step_floats(kind), apart = pair_apart(kind, n);
+  __m512 s[FOUR], none = _mm512_setzero_ps();
   for (int k = 0; k < FOUR; k++) s[k] = _mm512_set1_ps(pair_scale(kind, scale[k]));
   for (int64_t i = 0; i < n / STEP; i++) {
-    int64_t at = i * step_floats(kind);
-    __m512 low = _mm512_loadu_ps(y + at), high = _mm512_loadu_ps(upper + at);
-    for (int k = 0; k < FOUR; k++) {
-      Pair p = load_pair(kind, in[k] + i * step_bytes(kind));
-      low = _mm512_fmadd_ps(p.low, s[k], low);
-      high = _mm512_fmadd_ps(p.high, s[k], high);
-    }
-    _mm512_storeu_ps(y + at, low);
-    _mm512_storeu_ps(upper + at, high);
+    float *low = y + i * floats, *high = low + apart;
+    Pair sum = {start_sum(add, low), kind == WIRE_INT4 ? none : start_sum(add, high)};
+    sum = add_four(kind, in, i * bytes, s, sum);
+    _mm512_storeu_ps(low, sum.low);
+    if (kind != WIRE_INT4) _mm512_storeu_ps(high, sum.high);
+  }
+  for (int64_t i = 0; kind == WIRE_INT4 && i < n / STEP; i++) {
+    float *high = y + apart + i * floats;
+    Pair sum = add_four(kind, in, i * bytes, s, (Pair){none, start_sum(add, high)});
+    _mm512_storeu_ps(high, sum.high);
   }
 }
 
@@ -201,6 +220,7 @@ static void keep_error_wide(WireKind kind, const uint8_t *in, int64_t n, float s
   if (kind == WIRE_INT8) keep_wide(WIRE_INT8, in, n, scale, keep, sent, error);
   if (kind == WIRE_INT4) keep_wide(WIRE_INT4, in, n, scale, keep, sent, error);
   if (kind == WIRE_FP8) keep_wide(WIRE_FP8, in, n, scale, keep, sent, error);
+  if (kind == WIRE_BF16) keep_wide(WIRE_BF16, in, n, scale, keep, sent, error);
 }
 
 /* ---- of one kind each ---- */
@@ -221,11 +241,11 @@ static void decode_block_wide(WireKind kind, const void *in, int64_t n, float sc
 }
 
 static void decode_four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
-                             float *y) {
-  if (kind == WIRE_INT8) four_wide(WIRE_INT8, in, n, scale, y);
-  if (kind == WIRE_INT4) four_wide(WIRE_INT4, in, n, scale, y);
-  if (kind == WIRE_FP8) four_wide(WIRE_FP8, in, n, scale, y);
-  if (kind == WIRE_BF16) four_wide(WIRE_BF16, in, n, scale, y);
+                             bool add, float *y) {
+  if (kind == WIRE_INT8) four_wide(WIRE_INT8, in, n, scale, add, y);
+  if (kind == WIRE_INT4) four_wide(WIRE_INT4, in, n, scale, add, y);
+  if (kind == WIRE_FP8) four_wide(WIRE_FP8, in, n, scale, add, y);
+  if (kind == WIRE_BF16) four_wide(WIRE_BF16, in, n, scale, add, y);
 }
 
 #endif
