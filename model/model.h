@@ -118,6 +118,7 @@ typedef struct SaveOptions {
   StateKind kind;
   uint64_t max_shard_bytes;
   const char *tokenizer_dir;
+  const char *chat_template; /* text of chat_template.jinja; NULL: the tokenizer folder's, if any */
   const json_t *extra;
 } SaveOptions;
 int model_save(Model *m, const char *dir, const SaveOptions *o, Error *err);

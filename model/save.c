@@ -200,6 +200,15 @@ static int copy_tokenizer(const SavePlan *p, Error *err) {
   return rc;
 }
 
+static int write_chat_template(const SavePlan *p, Error *err) {
+  const char *text = p->o->chat_template;
+  if (!text) return 0;
+  char *path = fs_join(p->tmp, "chat_template.jinja");
+  int rc = fs_write_atomic(path, text, strlen(text), err);
+  free(path);
+  return rc;
+}
+
 static int write_small_files(const SavePlan *p, Error *err) {
   if (p->n_files > 1 && write_index(p, err)) return -1;
   json_t *config = config_to_json(p->m, p->o->dtype, p->o->extra);
@@ -209,7 +218,7 @@ static int write_small_files(const SavePlan *p, Error *err) {
   json_t *generation = generation_to_json(p->m);
   rc = write_json(p->tmp, "generation_config.json", generation, err);
   json_decref(generation);
-  return rc ? -1 : copy_tokenizer(p, err);
+  return rc || copy_tokenizer(p, err) ? -1 : write_chat_template(p, err);
 }
 
 /* ---- all of it ---- */

@@ -4,6 +4,7 @@
 
 #include "core/fs.h"
 #include "core/rng.h"
+#include "generation/chat.h"
 #include "orchestrator/train_session.h"
 
 const char *role_name(Role role) {
@@ -172,6 +173,7 @@ int model_store(Session *s, Model *m, const char *name, StateKind kind, const js
   SaveOptions o = {.dtype = saved_dtype(r->checkpoint.dtype),
                    .kind = kind,
                    .max_shard_bytes = (uint64_t)(r->checkpoint.max_shard_gb * 1e9),
+                   .chat_template = chat_builtin(r->data.chat.name),
                    .tokenizer_dir = r->tokenizer.path[0] ? r->tokenizer.path : r->models.actor.path,
                    .extra = extra};
   Phase before = report_phase(s->report, PH_CHECKPOINT);
