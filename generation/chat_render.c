@@ -212,7 +212,8 @@ static int by_marks(const Str *whole, ChatText *out, Error *err) {
     if (marked) add_answer(out, from, to);
   }
   if (out->n_answers > 0) return 0;
-  return error_set(err, "the chat template has {%% generation %%} blocks, but printed none");
+  error_set(err, "the chat template has {%% generation %%} blocks, but printed none");
+  return -1;
 }
 
 int chat_render_answers(const Chat *c, const ChatMessage *m, int n, ChatText *out, Error *err) {

@@ -17,8 +17,10 @@ Str str_cut(const Str *s, size_t from, size_t len) {
 /* ---- building ---- */
 
 static int buf_room(Render *r, StrBuf *b, size_t more) {
-  if (more > RENDER_OUTPUT - b->len)
-    return render_fail(r, "the template makes a text of more than %d bytes", RENDER_OUTPUT);
+  if (more > RENDER_OUTPUT - b->len) {
+    render_fail(r, "the template makes a text of more than %d bytes", RENDER_OUTPUT);
+    return -1;
+  }
   if (b->text && b->len + more <= b->cap) return 0;
   size_t cap = 2 * (b->len + more) + 64, each = 1 + sizeof *b->marks;
   if (render_room(r, cap * each)) return -1;

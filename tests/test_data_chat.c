@@ -251,7 +251,7 @@ static void pairs_begin_with_prompts(void **state) {
            *s = chat_recipe("ppo", "prompts", dir, file, formats[i], "", "");
     Tokenizer *t = data_tokenizer();
     PairSet pair, no_pair;
-    PromptSet prompt, no_prompt;
+    PromptSet prompt = {0}, no_prompt;
     Error err = {""};
     DataReport rep;
     if (data_load_pairs(r, t, 4096, &pair, &no_pair, &rep, &err) ||
