@@ -1,26 +1,8 @@
 #!/usr/bin/env bash
 # rlhf train, check and report from the outside: a tiny random model through all three stages; the
 # same on 1, 2, 3 and 4 ranks; killed and resumed; and everything that must be refused.
-set -u
-rlhf=$RLHF_BIN
-demo=$PWD/recipes/demo
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-number=0
-
-# ok NAME COMMAND...: a TAP line by the command's exit status
-ok() {
-  local name=$1
-  shift
-  number=$((number + 1))
-  if "$@"; then
-    echo "ok $number - $name"
-  else
-    echo "not ok $number - $name"
-    tail -n 15 err 2>/dev/null | sed 's/^/# /'
-  fi
-}
+. tests/tap.sh
+demo=$root/recipes/demo
 
 cat >tiny.yaml <<EOF
 run: {directory: run, seed: 3, threads: 1}
