@@ -24,10 +24,10 @@
   "<|im_start|>system\n Be brief.\n<|im_end|>\n" CHATML_USER                           \
   "[[ Hello!\n<|im_end|>]]\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n" \
   "[[Because.<|im_end|>]]"
-#define CHATML_SECOND                                           \
-  CHATML_USER                                                   \
-      " Hello!\n<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n" \
-      "<|im_start|>assistant\n"
+#define CHATML_SECOND                                       \
+  CHATML_USER                                               \
+  " Hello!\n<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n" \
+  "<|im_start|>assistant\n"
 #define LLAMA2_TALK                                                               \
   "<s>[INST] <<SYS>>\n Be brief.\n\n<</SYS>>\n\nHi there [/INST][[ Hello! </s>]]" \
   "<s>[INST] Why? [/INST][[ Because. </s>]]"
