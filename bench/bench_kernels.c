@@ -175,12 +175,13 @@ static void run_logprob(Bench *b, void *arg) {
 static void run_logprob_bwd(Bench *b, void *arg) {
   Rows *r = arg;
   b->ops->logprob_bwd(b->d, r->logits, r->ids, 1, flat(r->lse), tensor_1d(NULL, DT_F32, 0),
-                      flat(r->stat), tensor_1d(NULL, DT_F32, 0));
+                      flat(r->stat), tensor_1d(NULL, DT_F32, 0), r->logits);
 }
 static void run_adamw(Bench *b, void *arg) {
   Rows *r = arg;
   AdamW p = {1e-4F, 0.9F, 0.95F, 1e-8F, 0.1F, 1, 10};
-  b->ops->adamw(b->d, p, flat(r->logits), flat(r->logits), flat(r->logits), flat(r->logits));
+  b->ops->adamw(b->d, p, flat(r->logits), flat(r->logits), flat(r->logits), flat(r->logits),
+                tensor_1d(NULL, DT_F32, 0));
 }
 
 static void bench_rows(Bench *b) {

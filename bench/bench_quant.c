@@ -21,23 +21,30 @@ typedef struct Bench {
 
 typedef void (*Work)(Bench *);
 
+static WirePart part_of(const Bench *b) {
+  return (WirePart){.span = b->span, .x = b->x, .from = b->in, .to = b->out};
+}
 static void quantize(Bench *b) {
-  b->ops->quantize(b->d, b->format, b->span, b->x, (WireFeedback){0}, b->out);
+  WirePart part = part_of(b);
+  b->ops->quantize(b->d, b->format, 1, &part);
 }
 static void quantize_with_error(Bench *b) {
-  WireFeedback e = {b->error, 0.8f};
-  b->ops->quantize(b->d, b->format, b->span, b->x, e, b->out);
+  WirePart part = part_of(b);
+  part.e = (WireFeedback){b->error, 0.8f};
+  b->ops->quantize(b->d, b->format, 1, &part);
 }
 static void dequantize(Bench *b) {
-  WireData one = b->in;
-  one.n = 1;
-  b->ops->dequantize(b->d, b->format, b->span, one, false, b->x);
+  WirePart part = part_of(b);
+  part.from.n = 1;
+  b->ops->dequantize(b->d, b->format, 1, &part, false);
 }
 static void dequantize_sum(Bench *b) {
-  b->ops->dequantize(b->d, b->format, b->span, b->in, true, b->x);
+  WirePart part = part_of(b);
+  b->ops->dequantize(b->d, b->format, 1, &part, true);
 }
 static void requantize(Bench *b) {
-  b->ops->requantize(b->d, b->format, b->span, b->in, b->format, (WireFeedback){0}, b->out);
+  WirePart part = part_of(b);
+  b->ops->requantize(b->d, b->format, b->format, 1, &part);
 }
 
 static void report(Bench *b, const char *format, const char *what, Work work, double bytes) {

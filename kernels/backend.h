@@ -24,6 +24,7 @@ typedef struct Backend {
   void (*download)(Device *d, void *dst, const void *src, size_t bytes);
   void (*copy)(Device *d, void *dst, const void *src, size_t bytes); /* device to device, queued */
   void (*sync)(Device *d);
+  int (*attach)(Grid *g, Device *d, Error *err); /* grid_attach; NULL: the host's Comms serve */
 } Backend;
 
 /* Fill kind, backend, threads, describe and total_memory. */

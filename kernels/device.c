@@ -57,6 +57,10 @@ void device_download(Device *d, void *dst_host, const void *src, size_t bytes) {
   if (bytes) d->backend->download(d, dst_host, src, bytes);
 }
 
+void device_copy(Device *d, void *dst, const void *src, size_t bytes) {
+  if (bytes) d->backend->copy(d, dst, src, bytes);
+}
+
 void device_sync(Device *d) { d->backend->sync(d); }
 size_t device_bytes(const Device *d) { return d->bytes; }
 size_t device_peak_bytes(const Device *d) { return d->peak; }

@@ -9,7 +9,9 @@
  * so;
  * - ops are queued in order on the device's compute stream; device_sync waits (the CPU runs at
  * once);
- * - float tensors are F32 on the CPU; row statistics, losses and reductions are always F32;
+ * - float tensors have the compute type: F32 on the CPU, F32 or BF16 on CUDA, one for all operands
+ * of a call. Always F32: row statistics, logits and what is computed from them, gradients of
+ * weights (dw), rotary tables, random numbers, masters and moments. Sums are taken in F32;
  * - sizes of zero are fine and do nothing; a shape that does not fit the contract dies;
  * - same inputs, same device, same thread count: same bits. Nothing is summed by atomics.
  */
@@ -46,6 +48,7 @@ typedef enum Activation { ACT_RELU, ACT_GELU, ACT_GELU_TANH } Activation;
 typedef struct Segments {
   int n_seqs;
   const int32_t *offsets; /* [n_seqs + 1], host */
+  Tensor device_offsets;  /* the same, I32 device memory; the CPU needs none */
 } Segments;
 
 typedef struct AdamW {
@@ -100,8 +103,20 @@ typedef struct WireFeedback {
   float decay;
 } WireFeedback;
 
+/* One parameter's span between memory (x) and the wire. Units have a dozen: an op takes them all at
+ * once. */
+typedef struct WirePart {
+  WireSpan span;
+  Tensor x; /* [count], F32 or BF16 */
+  WireFeedback e;
+  WireData from, to;
+} WirePart;
+
 typedef struct Ops {
+  /* a and b of one type; c of that type or F32. */
   void (*gemm)(Device *, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c);
+  /* y = x W^T + b in one pass. */
+  void (*linear_bias)(Device *, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO);
 
   /* y_NC = table_VC[tokens_N] ; tokens is I32 device memory, ids in [0, V). */
   void (*embedding_fwd)(Device *, Tensor tokens_N, Tensor table_VC, Tensor y_NC);
@@ -173,10 +188,11 @@ typedef struct Ops {
    * absent). */
   void (*logprob_fwd)(Device *, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor logprob_R,
                       Tensor lse_R, Tensor entropy_R);
-  /* In place: logits become d loss / d logits, given d loss / d logprob and (may be absent) d loss
-   * / d entropy. Needs lse_R and, with dentropy_R, entropy_R of the forward. */
+  /* d loss / d logits, given d loss / d logprob and (may be absent) d loss / d entropy. Needs lse_R
+   * and, with dentropy_R, entropy_R of the forward. dlogits has the compute type; it may be logits
+   * itself where that is F32. */
   void (*logprob_bwd)(Device *, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor lse_R,
-                      Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R);
+                      Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R, Tensor dlogits_RV);
 
   void (*gather_rows)(Device *, Tensor x_NC, Tensor rows_R, Tensor y_RC); /* y = x[rows] */
   void (*scatter_add_rows)(Device *, Tensor y_RC, Tensor rows_R,
@@ -190,30 +206,32 @@ typedef struct Ops {
                  Tensor token_B, Tensor logprob_B);
 
   /* AdamW (Loshchilov & Hutter 2019) on fp32, as PyTorch computes it: decay w *= 1 - lr * wd first.
-   */
-  void (*adamw)(Device *, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v);
-  /* Sum of squares in double, host result; NaN or Inf in x makes it non-finite. Fixed order. */
+   * g is F32 or BF16. out (may be absent): the new w once more, rounded to BF16. */
+  void (*adamw)(Device *, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v, Tensor out);
+  /* Sum of squares of x (F32 or BF16) in double, host result; NaN or Inf in x makes it non-finite.
+   * Fixed order. */
   double (*sum_squares)(Device *, Tensor x);
   void (*axpy)(Device *, float alpha, Tensor x, Tensor y); /* y += alpha x */
   void (*scale)(Device *, float alpha, Tensor x); /* x *= alpha; alpha = 0 writes 0 also over NaN */
   void (*lerp)(Device *, float w, Tensor x, Tensor y); /* y = w y + (1 - w) x  (EMA, decay w) */
 
-  /* To the wire, from F32 x [count]; to.n is 1. */
-  void (*quantize)(Device *, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to);
-  /* y [count], F32: the sum of from.n spans, added in order in fp32 (each product and sum one fused
-   * rounding); add: to what y holds already, which comes first. */
-  void (*dequantize)(Device *, WireFormat f, WireSpan s, WireData from, bool add, Tensor y);
-  /* Sum as dequantize, then to the wire again, in one pass. Two formats with blocks have the same
-   * block. */
-  void (*requantize)(Device *, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
-                     WireFeedback e, WireData to);
+  /* To the wire: x -> to, in each part; to.n is 1. Parts do not overlap. */
+  void (*quantize)(Device *, WireFormat f, int n, const WirePart *parts);
+  /* x: the sum of from.n spans, added in order in fp32 (each product and sum one fused rounding);
+   * add: to what x holds already, which comes first. */
+  void (*dequantize)(Device *, WireFormat f, int n, const WirePart *parts, bool add);
+  /* Sum as dequantize, from -> to, then to the wire again, in one pass. Two formats with blocks
+   * have the same block. */
+  void (*requantize)(Device *, WireFormat f, WireFormat f_to, int n, const WirePart *parts);
 } Ops;
 
 /* ---- devices and memory -------------------------------------------------------------------- */
 
 typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA } DeviceKind;
 
-/* threads: CPU threads of this rank; 0: the cores this process may use / ranks that share them. */
+/* threads: CPU threads of this rank; 0: the cores this process may use / ranks that share them.
+ * CUDA: the ranks of a host take its GPUs in turn. An error where there is no GPU, no driver or no
+ * CUDA in this build. */
 Device *device_open(DeviceKind kind, int threads, Error *err);
 void device_close(Device *d);
 const Ops *device_ops(const Device *d);
@@ -226,9 +244,11 @@ void *device_alloc(
     size_t bytes); /* 64-byte aligned, uninitialised; dies naming the size when out of memory */
 void device_free(Device *d, void *p);
 void device_zero(Device *d, void *p, size_t bytes);
+/* Queued; src_host is free when the call returns. */
 void device_upload(Device *d, void *dst, const void *src_host, size_t bytes);
 void device_download(Device *d, void *dst_host, const void *src,
                      size_t bytes); /* waits for the compute stream */
+void device_copy(Device *d, void *dst, const void *src, size_t bytes); /* on the device, queued */
 void device_sync(Device *d);
 size_t device_bytes(const Device *d);      /* allocated now */
 size_t device_peak_bytes(const Device *d); /* most since the last reset */
@@ -254,9 +274,10 @@ typedef struct Grid {
   int rank, world;  /* this rank, all ranks */
   int nodes, local; /* nodes * local = world */
   int node, local_rank;
-  Comm *all;   /* every rank */
-  Comm *intra; /* the ranks of this node, by local rank */
-  Comm *inter; /* the ranks with this local rank, by node */
+  Comm *all;                   /* every rank */
+  Comm *intra;                 /* the ranks of this node, by local rank */
+  Comm *inter;                 /* the ranks with this local rank, by node */
+  Comm *dev_intra, *dev_inter; /* the same over device memory; grid_attach */
 } Grid;
 
 /* Starts MPI if a launcher (mpirun, srun) started this process, and sets die()'s rank and hook; a
@@ -266,10 +287,15 @@ int launch_init(int *argc, char ***argv, Error *err);
 int launch_rank(void);
 int launch_world(void);
 /* Both count this rank, and are 1 before launch_init. */
+int launch_host_rank(void);  /* this rank's number among them, from 0 */
 int launch_host_ranks(void); /* ranks on this machine (real hosts, whatever grid the caller asks) */
 int launch_core_ranks(void); /* of those, the ranks whose CPU affinity overlaps this one's: what the
                                 cores of the affinity mask are shared by */
 Grid *grid_create(int ranks_per_node, Error *err);
+/* Makes dev_intra and dev_inter collectives over the memory of this device (NCCL, or through the
+ * host where ranks share a GPU). On the CPU, and before, they are intra and inter themselves.
+ * Collective. */
+int grid_attach(Grid *g, Device *d, Error *err);
 void grid_free(Grid *g);
 void launch_finish(void);
 
@@ -284,10 +310,11 @@ typedef enum CollKind {
 } CollKind;
 const char *coll_name(CollKind k);
 
-/* Collectives over host or CPU-device memory. All ranks of the Comm call them in the same order
- * with matching counts; any count, zero included. Each is counted (bytes that this rank received
- * from ranks of its own node / of other nodes) and timed. A failure dies with rank, collective and
- * cause. */
+/* Collectives over host memory (CPU-device memory is that), or over device memory for Comms of
+ * grid_attach, which have all_gather, all_to_all, their comm_start_X and comm_start_work only. All
+ * ranks of the Comm call them in the same order with matching counts; any count, zero included.
+ * Each is counted (bytes that this rank received from ranks of its own node / of other nodes) and
+ * timed. A failure dies with rank, collective and cause. */
 int comm_size(const Comm *c);
 int comm_rank(const Comm *c);
 /* recv = concatenation of every rank's block by rank; counts in bytes, [size]; send may lie in its

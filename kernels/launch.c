@@ -11,6 +11,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/comm.h"
 
 /* The process's one launch; MPI itself is such a state. */
@@ -18,6 +19,7 @@ static struct {
   bool mpi;          /* MPI runs */
   MPI_Comm world;    /* ranks by host */
   int rank, size;    /* in world */
+  int host_rank;     /* this rank's number on its host */
   int host_ranks;    /* ranks on this host */
   int core_ranks;    /* of those, the ranks that may run on this rank's cores */
   int host_ranks_lo; /* fewest ranks on a host */
@@ -86,6 +88,7 @@ static void order_world(void) {
   comm_check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "world", "MPI_Comm_rank");
   comm_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host),
              "world", "MPI_Comm_split_type");
+  comm_check(MPI_Comm_rank(host, &launch.host_rank), "host", "MPI_Comm_rank");
   comm_check(MPI_Comm_size(host, &launch.host_ranks), "host", "MPI_Comm_size");
   first = rank;
   comm_check(MPI_Bcast(&first, 1, MPI_INT, 0, host), "host", "MPI_Bcast");
@@ -132,6 +135,7 @@ int launch_init(int *argc, char ***argv, Error *err) {
 
 int launch_rank(void) { return launch.rank; }
 int launch_world(void) { return launch.size; }
+int launch_host_rank(void) { return launch.host_rank; }
 int launch_host_ranks(void) { return launch.host_ranks; }
 int launch_core_ranks(void) { return launch.core_ranks; }
 
@@ -142,7 +146,7 @@ void launch_finish(void) {
   MPI_Comm_free(&launch.world);
   MPI_Finalize();
   launch.mpi = false;
-  launch.rank = 0;
+  launch.rank = launch.host_rank = 0;
   launch.size = launch.host_ranks = launch.core_ranks = launch.host_ranks_lo =
       launch.host_ranks_hi = 1;
   die_set_rank(0, NULL);
@@ -196,11 +200,19 @@ Grid *grid_create(int ranks_per_node, Error *err) {
   g->all = group_create(g, 0, g->world, g->rank, "all", 0, 1);
   g->intra = group_create(g, g->node, g->local, g->local_rank, "intra", g->node * local, 1);
   g->inter = group_create(g, g->local_rank, g->nodes, g->node, "inter", g->local_rank, local);
+  g->dev_intra = g->intra;
+  g->dev_inter = g->inter;
   return g;
+}
+
+int grid_attach(Grid *g, Device *d, Error *err) {
+  return d->backend->attach ? d->backend->attach(g, d, err) : 0;
 }
 
 void grid_free(Grid *g) {
   if (!g) return;
+  if (g->dev_intra != g->intra) comm_destroy(g->dev_intra);
+  if (g->dev_inter != g->inter) comm_destroy(g->dev_inter);
   comm_destroy(g->all);
   comm_destroy(g->intra);
   comm_destroy(g->inter);

@@ -109,7 +109,7 @@ void head_train_lm(Model *m, Tensor h_NE, LmRows r, bool want_entropy, LmLoss lo
     Tensor dentropy_R = want_entropy ? push_f32_1d(m, k.n) : absent();
     chunk_loss(m, &k, loss, ctx, host_4R, dlogprob_R, dentropy_R);
     op->logprob_bwd(m->device, k.logits_RV, k.target_R, 1 / r.temperature, k.lse_R, k.entropy_R,
-                    dlogprob_R, dentropy_R);
+                    dlogprob_R, dentropy_R, k.logits_RV);
     op->gemm(m->device, GEMM_TN, 1, k.logits_RV, k.h_RE, 1, dweight_VC);
     op->gemm(m->device, GEMM_NN, 1, k.logits_RV, head_weight(m), 0, dh_RE);
     op->scatter_add_rows(m->device, dh_RE, k.rows_R, dh_NE);

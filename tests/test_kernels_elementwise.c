@@ -25,7 +25,8 @@ static void adamw_steps(void **state) {
     for (int64_t t = 1; t <= 5; t++) {
       AdamW p = {1e-2F, 0.9F, 0.95F, 1e-8F, 0.1F, 0.25F, t};
       float *g = random_floats((uint64_t)t + 10, n, 1);
-      device_ops(d)->adamw(d, p, f32_1d(w, n), f32_1d(g, n), f32_1d(m, n), f32_1d(v, n));
+      device_ops(d)->adamw(d, p, f32_1d(w, n), f32_1d(g, n), f32_1d(m, n), f32_1d(v, n),
+                           (Tensor){0});
       for (int64_t j = 0; j < n; j++) adamw_reference(&p, dw + j, (double)g[j], dm + j, dv + j);
       free(g);
     }

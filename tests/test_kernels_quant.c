@@ -26,12 +26,25 @@ static void assert_same_wire(WireFormat f, WireSpan s, WireData a, WireData b) {
   assert_memory_equal(a.payload, b.payload, wire_payload_bytes(f, s));
 }
 
+static void quantize_fed(Device *d, WireFormat f, WireSpan s, float *x, WireFeedback e,
+                         WireData to) {
+  WirePart part = {.span = s, .x = f32_1d(x, s.count), .e = e, .to = to};
+  device_ops(d)->quantize(d, f, 1, &part);
+}
+
+static void requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
+                       WireData to) {
+  WirePart part = {.span = s, .from = from, .to = to};
+  device_ops(d)->requantize(d, f, f_to, 1, &part);
+}
+
 static void quantize(Device *d, WireFormat f, WireSpan s, float *x, WireData to) {
-  device_ops(d)->quantize(d, f, s, f32_1d(x, s.count), (WireFeedback){absent(), 0}, to);
+  quantize_fed(d, f, s, x, (WireFeedback){absent(), 0}, to);
 }
 
 static void dequantize(Device *d, WireFormat f, WireSpan s, WireData from, bool add, float *y) {
-  device_ops(d)->dequantize(d, f, s, from, add, f32_1d(y, s.count));
+  WirePart part = {.span = s, .x = f32_1d(y, s.count), .from = from};
+  device_ops(d)->dequantize(d, f, 1, &part, add);
 }
 
 /* ---- against the reference ---- */
@@ -244,7 +257,7 @@ static void not_a_number_is_never_laundered(void **state) {
           /* Its block, and no other: those are off by what a scale in bf16 is, 2^-8. */
           assert_true(same ? !isfinite(y[i]) : fabsf(y[i] - 1) <= 0.00390625f);
         }
-        device_ops(d)->requantize(d, f, s, a, f, (WireFeedback){absent(), 0}, again);
+        requantize(d, f, s, a, f, again);
         dequantize(d, f, s, again, false, y);
         assert_true(!isfinite(y[at]));
         free(x);
@@ -315,7 +328,7 @@ static void check_sums(Device *d, WireFormat f, WireSpan s, WireFormat to) {
   assert_close("sum", y, exact, s.count, 1e-6, 1); /* six roundings at 6e-8 */
   dequantize(d, f, s, from, false, y);
   assert_same_bits("sum alone", y, sum, s.count);
-  device_ops(d)->requantize(d, f, s, from, to, (WireFeedback){absent(), 0}, a);
+  requantize(d, f, s, from, to, a);
   quantize(d, to, s, sum, b);
   assert_same_wire(to, s, a, b);
   free(from.scales);
@@ -376,7 +389,7 @@ static void check_feedback(Device *d, WireFormat f, float decay) {
   float y[N], *x = random_floats(8, N, 1);
   WireData a = wire_take(f, s, 1);
   for (int step = 0; step < STEPS; step++) {
-    device_ops(d)->quantize(d, f, s, f32_1d(x, N), e, a);
+    quantize_fed(d, f, s, x, e, a);
     dequantize(d, f, s, a, false, y);
     for (int i = 0; i < N; i++) lost[i] += (double)x[i] - (double)y[i];
   }
@@ -412,10 +425,10 @@ static void feedback_forgets_what_is_not_a_number(void **state) {
   float x[8] = {7, 0.3f, 0.3f, 0.3f, 7, 0.3f, 0.3f, 0.3f};
   WireData a = wire_take(f, s, 1);
   WireFeedback e = {tensor_1d(error, DT_BF16, 8), 0};
-  device_ops(d)->quantize(d, f, s, f32_1d(x, 8), e, a);
+  quantize_fed(d, f, s, x, e, a);
   for (int i = 0; i < 8; i++) assert_int_equal(error[i] != 0, i % 4 != 0);
   x[1] = NAN;
-  device_ops(d)->quantize(d, f, s, f32_1d(x, 8), e, a);
+  quantize_fed(d, f, s, x, e, a);
   for (int i = 0; i < 8; i++) assert_int_equal(error[i] != 0, i > 4);
   free(a.scales);
   device_close(d);

@@ -101,7 +101,7 @@ static void check_shape(Device *d, Shape s, bool with_entropy) {
     double *want = finite_differences(reference, &p, p.x, s.r * s.v);
     device_ops(d)->logprob_bwd(d, logits, target, s.inv_temp, f32_1d(lse, s.r), entropy,
                                f32_1d(dlogprob, s.r),
-                               with_entropy ? f32_1d(dentropy, s.r) : absent());
+                               with_entropy ? f32_1d(dentropy, s.r) : absent(), logits);
     assert_close("dlogits", p.logits, want, s.r * s.v, 5e-6, 0.1); /* exp(z - lse) at |z| of 40 */
     free(want);
   }
@@ -138,7 +138,7 @@ static void logprob_extremes(void **state) {
   assert_true(fabsf(lp[1] + logf(4)) < 1e-6F && fabsf(h[1] - logf(4)) < 1e-6F); /* a few ulp */
   assert_true(isnan(lp[2]) && isnan(lse[2]) && isnan(h[2]));
   device_ops(d)->logprob_bwd(d, f32_2d(x, 3, 4), i32_1d(target, 3), 1, f32_1d(lse, 3), f32_1d(h, 3),
-                             f32_1d(one, 3), f32_1d(one, 3));
+                             f32_1d(one, 3), f32_1d(one, 3), f32_2d(x, 3, 4));
   for (int j = 0; j < 4; j++) assert_true(x[j] == 0 && isnan(x[8 + j]));
   device_close(d);
 }

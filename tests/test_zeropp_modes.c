@@ -27,10 +27,10 @@ static void set_weights(ZeroPP *z, float offset) {
 static void over_the_wire(Device *d, WireFormat f, WireSpan s, float *x) {
   static char wire[1 << 16];
   WireData data = {wire, wire + wire_scale_bytes(f, s), 1, 0};
-  Tensor t = tensor_1d(x, DT_F32, s.count);
+  WirePart part = {.span = s, .x = tensor_1d(x, DT_F32, s.count), .from = data, .to = data};
   assert_true(wire_scale_bytes(f, s) + wire_payload_bytes(f, s) <= sizeof wire);
-  device_ops(d)->quantize(d, f, s, t, (WireFeedback){0}, data);
-  device_ops(d)->dequantize(d, f, s, data, false, t);
+  device_ops(d)->quantize(d, f, 1, &part);
+  device_ops(d)->dequantize(d, f, 1, &part, false);
 }
 
 /* The full weight that every rank must hold, whatever the grid and the stage. */

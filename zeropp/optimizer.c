@@ -44,7 +44,7 @@ static void update(ZeroPP *z, AdamW adam) {
     AdamW a = adam;
     if (!decay) a.weight_decay = 0;
     z->ops->adamw(z->device, a, part(z, STATE_MASTER, at, n), part(z, STATE_GRAD, at, n),
-                  part(z, STATE_MOMENT1, at, n), part(z, STATE_MOMENT2, at, n));
+                  part(z, STATE_MOMENT1, at, n), part(z, STATE_MOMENT2, at, n), (Tensor){0});
   }
 }
 

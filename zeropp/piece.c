@@ -65,9 +65,11 @@ void piece_encode(const ZeroPP *z, Piece piece, WireFormat f, Lie lie, float *x,
   Part part = part_first(z, piece, f);
   for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++) {
     part_enter(z, piece, p, lie, x, &part);
-    if (part.span.count)
-      z->ops->quantize(z->device, f, part.span, tensor_1d(part.x, DT_F32, part.span.count),
-                       part_error(z, &part, error), part_data(&part, to, 1, 0));
+    WirePart w = {.span = part.span,
+                  .x = tensor_1d(part.x, DT_F32, part.span.count),
+                  .e = part_error(z, &part, error),
+                  .to = part_data(&part, to, 1, 0)};
+    if (part.span.count) z->ops->quantize(z->device, f, 1, &w);
     part_leave(f, &part);
   }
 }
@@ -77,9 +79,10 @@ void piece_decode(const ZeroPP *z, Piece piece, WireFormat f, char *from, int n,
   Part part = part_first(z, piece, f);
   for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++) {
     part_enter(z, piece, p, lie, x, &part);
-    if (part.span.count)
-      z->ops->dequantize(z->device, f, part.span, part_data(&part, from, n, stride), add,
-                         tensor_1d(part.x, DT_F32, part.span.count));
+    WirePart w = {.span = part.span,
+                  .x = tensor_1d(part.x, DT_F32, part.span.count),
+                  .from = part_data(&part, from, n, stride)};
+    if (part.span.count) z->ops->dequantize(z->device, f, 1, &w, add);
     part_leave(f, &part);
   }
 }
@@ -89,9 +92,11 @@ void piece_recode(const ZeroPP *z, Piece piece, WireFormat f, char *from, int n,
   Part in = part_first(z, piece, f), out = part_first(z, piece, f_to);
   for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++) {
     in.span = out.span = part_span(z, piece, p);
-    if (in.span.count)
-      z->ops->requantize(z->device, f, in.span, part_data(&in, from, n, stride), f_to,
-                         part_error(z, &out, error), part_data(&out, to, 1, 0));
+    WirePart w = {.span = in.span,
+                  .e = part_error(z, &out, error),
+                  .from = part_data(&in, from, n, stride),
+                  .to = part_data(&out, to, 1, 0)};
+    if (in.span.count) z->ops->requantize(z->device, f, f_to, 1, &w);
     part_leave(f, &in);
     part_leave(f_to, &out);
   }

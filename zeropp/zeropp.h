@@ -83,6 +83,7 @@ typedef struct ZeroPPConfig {
   int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
   bool accumulate_node; /* micro-batches are summed in a node, which crosses nodes once a step */
   int prefetch;         /* units that are gathered ahead: for the plan, and for who prefetches */
+  DType compute;        /* of full weights: DT_F32 or, on CUDA, DT_BF16. Full gradients are F32 */
 } ZeroPPConfig;
 /* What the recipe's section says. */
 ZeroPPConfig zeropp_config(const Recipe *r);

@@ -44,18 +44,18 @@ void cpu_bias_grad(Device *d, Tensor dy_NC, Tensor db_C);
 void cpu_logprob_fwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor logprob_R,
                      Tensor lse_R, Tensor entropy_R);
 void cpu_logprob_bwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor lse_R,
-                     Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R);
+                     Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R, Tensor dlogits_RV);
 void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
                 Tensor token_B, Tensor logprob_B);
-void cpu_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v);
+void cpu_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO);
+void cpu_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v, Tensor out);
 double cpu_sum_squares(Device *d, Tensor x);
 void cpu_axpy(Device *d, float alpha, Tensor x, Tensor y);
 void cpu_scale(Device *d, float alpha, Tensor x);
 void cpu_lerp(Device *d, float w, Tensor x, Tensor y);
-void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to);
-void cpu_dequantize(Device *d, WireFormat f, WireSpan s, WireData from, bool add, Tensor y);
-void cpu_requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
-                    WireFeedback e, WireData to);
+void cpu_quantize(Device *d, WireFormat f, int n, const WirePart *parts);
+void cpu_dequantize(Device *d, WireFormat f, int n, const WirePart *parts, bool add);
+void cpu_requantize(Device *d, WireFormat f, WireFormat f_to, int n, const WirePart *parts);
 
 /* Below this many elements a parallel region costs more than it saves (about 2 us to open one). */
 enum { PARALLEL_MIN = 16384 };

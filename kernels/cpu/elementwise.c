@@ -13,6 +13,11 @@ void cpu_bias_add(Device *d, Tensor x_NC, Tensor b_C) {
   }
 }
 
+void cpu_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO) {
+  cpu_gemm(d, GEMM_NT, 1, x_NC, w_OC, 0, y_NO);
+  cpu_bias_add(d, y_NO, b_O);
+}
+
 void cpu_bias_grad(Device *d, Tensor dy_NC, Tensor db_C) {
   int64_t n = dy_NC.dim[0], c = dy_NC.dim[1];
   require(is_f32(dy_NC, 2) && is_f32_1d(db_C, c));

@@ -3,9 +3,10 @@
 
 #include "kernels/cpu/cpu.h"
 
-void cpu_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v) {
+void cpu_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v, Tensor out) {
   int64_t n = tensor_numel(w);
   require(w.dtype == DT_F32 && g.dtype == DT_F32 && m.dtype == DT_F32 && v.dtype == DT_F32);
+  require(!out.data); /* the CPU computes in F32: a weight is its master */
   require(tensor_numel(g) == n && tensor_numel(m) == n && tensor_numel(v) == n && p.t >= 1);
   double correct1 = 1.0 - pow((double)p.beta1, (double)p.t);
   double correct2 = 1.0 - pow((double)p.beta2, (double)p.t);

@@ -269,7 +269,11 @@ static void ask_ahead(const float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(x + i + AHEAD);
 }
 
-void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e, WireData to) {
+static void quantize_part(Device *d, WireFormat f, const WirePart *part) {
+  const WireSpan s = part->span;
+  const Tensor x = part->x;
+  const WireFeedback e = part->e;
+  const WireData to = part->to;
   wire_check(f, s);
   check_feedback(e, s);
   require(x.dtype == DT_F32 && tensor_numel(x) == s.count);
@@ -288,7 +292,10 @@ void cpu_quantize(Device *d, WireFormat f, WireSpan s, Tensor x, WireFeedback e,
   }
 }
 
-void cpu_dequantize(Device *d, WireFormat f, WireSpan s, WireData from, bool add, Tensor y) {
+static void dequantize_part(Device *d, WireFormat f, const WirePart *part, bool add) {
+  const WireSpan s = part->span;
+  const Tensor y = part->x;
+  const WireData from = part->from;
   wire_check(f, s);
   require(from.n >= 1 && y.dtype == DT_F32 && tensor_numel(y) == s.count);
   const Walk w = walk_of(f, s);
@@ -300,8 +307,10 @@ void cpu_dequantize(Device *d, WireFormat f, WireSpan s, WireData from, bool add
   }
 }
 
-void cpu_requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireFormat f_to,
-                    WireFeedback e, WireData to) {
+static void requantize_part(Device *d, WireFormat f, WireFormat f_to, const WirePart *part) {
+  const WireSpan s = part->span;
+  const WireFeedback e = part->e;
+  const WireData from = part->from, to = part->to;
   wire_check(f, s);
   wire_check(f_to, s);
   check_feedback(e, s);
@@ -320,4 +329,16 @@ void cpu_requantize(Device *d, WireFormat f, WireSpan s, WireData from, WireForm
         encode_codes(f_to, &p, sum, encode_scale(f_to, &p, sum, &to), &to);
     }
   }
+}
+
+void cpu_quantize(Device *d, WireFormat f, int n, const WirePart *parts) {
+  for (int i = 0; i < n; i++) quantize_part(d, f, &parts[i]);
+}
+
+void cpu_dequantize(Device *d, WireFormat f, int n, const WirePart *parts, bool add) {
+  for (int i = 0; i < n; i++) dequantize_part(d, f, &parts[i], add);
+}
+
+void cpu_requantize(Device *d, WireFormat f, WireFormat f_to, int n, const WirePart *parts) {
+  for (int i = 0; i < n; i++) requantize_part(d, f, f_to, &parts[i]);
 }

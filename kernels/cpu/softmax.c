@@ -51,27 +51,28 @@ void cpu_logprob_fwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_tem
 
 /* d logprob / dz_v = [v = target] - p_v;  dH / dz_v = -p_v (log p_v + H). */
 void cpu_logprob_bwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor lse_R,
-                     Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R) {
+                     Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R, Tensor dlogits_RV) {
   int64_t r = logits_RV.dim[0], v = logits_RV.dim[1];
   require(is_f32(logits_RV, 2) && is_i32_1d(target_R, r) && is_f32_1d(dlogprob_R, r));
-  require(is_f32_1d(lse_R, r) && inv_temp > 0);
+  require(is_f32_1d(lse_R, r) && inv_temp > 0 && is_f32_2d(dlogits_RV, r, v));
   require(!dentropy_R.data || (is_f32_1d(dentropy_R, r) && is_f32_1d(entropy_R, r)));
   const int32_t *target = tensor_i32(target_R);
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (r * v >= PARALLEL_MIN)
   for (int64_t i = 0; i < r; i++) {
-    float *x = tensor_f32(logits_RV) + i * v;
+    const float *x = tensor_f32(logits_RV) + i * v;
+    float *dx = tensor_f32(dlogits_RV) + i * v;
     float lse = tensor_f32(lse_R)[i], dlp = tensor_f32(dlogprob_R)[i] * inv_temp;
     if (dentropy_R.data) {
       float h = tensor_f32(entropy_R)[i], dh = tensor_f32(dentropy_R)[i] * inv_temp;
 #pragma omp simd
       for (int64_t j = 0; j < v; j++) {
         float lp = x[j] * inv_temp - lse, p = exp_f32(lp);
-        x[j] = p > 0 ? -p * (dlp + dh * (lp + h)) : -p * dlp;
+        dx[j] = p > 0 ? -p * (dlp + dh * (lp + h)) : -p * dlp;
       }
     } else {
 #pragma omp simd
-      for (int64_t j = 0; j < v; j++) x[j] = -dlp * exp_f32(x[j] * inv_temp - lse);
+      for (int64_t j = 0; j < v; j++) dx[j] = -dlp * exp_f32(x[j] * inv_temp - lse);
     }
-    x[target[i]] += dlp;
+    dx[target[i]] += dlp;
   }
 }
