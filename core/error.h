@@ -25,7 +25,12 @@ int error_prefix(Error *err, const char *fmt, ...) __attribute__((format(printf,
 
 /* Ends all ranks: prints "rlhf: rank R: file:line: message" to stderr, calls the abort hook if one
  * is set (kernels/launch.c sets one that ends the MPI job), then abort(). */
-_Noreturn void die_at(const char *file, int line, const char *fmt, ...)
+#ifdef __cplusplus
+#define NORETURN [[noreturn]]
+#else
+#define NORETURN _Noreturn
+#endif
+NORETURN void die_at(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 #define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
 
