@@ -357,10 +357,12 @@ CommTicket comm_start_reduce_scatter_f32(Comm *c, const float *send, float *recv
                                          const size_t *count_of_rank);
 CommTicket comm_start_all_to_all(Comm *c, const void *send, const size_t *send_bytes, void *recv,
                                  const size_t *recv_bytes);
-/* Compute in its place between collectives (the dequantize-sum-requantize between two hops): calls
- * work(arg) beside the compute thread, so it wants few threads; it may use no Comm. Its seconds are
- * counted under `kind`. arg and what it points to live until the wait. */
-CommTicket comm_start_work(CollKind kind, void (*work)(void *arg), void *arg);
+/* Compute in its place between collectives of c (the dequantize-sum-requantize between two hops).
+ * Over host memory work(arg) is called beside the compute thread, so it wants few threads. Over
+ * device memory it is called before the start returns, and the ops that it queues go to the
+ * communication stream. It may use no Comm and not wait for the device. Its seconds are counted
+ * under `kind`. arg and what it points to live until the wait. */
+CommTicket comm_start_work(Comm *c, CollKind kind, void (*work)(void *arg), void *arg);
 void comm_wait(CommTicket t);
 
 /* Starts and ends the queue's thread; nothing happens with one rank, or when that is so already. An

@@ -186,7 +186,7 @@ static void check_work(Grid *g) {
   for (int repeat = 0; repeat < 10; repeat++) {
     sum[0] = twice[0] = -1;
     comm_start_reduce_scatter_f32(g->all, terms, sum, counts);
-    comm_start_work(COLL_REDUCE_SCATTER, work_double, &d);
+    comm_start_work(g->all, COLL_REDUCE_SCATTER, work_double, &d);
     comm_wait(comm_start_all_gather(g->all, twice, all, bytes));
     for (int r = 0; r < g->world; r++) assert_true(all[r] == (float)(2 * g->world * (r + 1)));
   }

@@ -51,7 +51,7 @@ static void start_refresh(ZeroPP *z, Unit *u) {
     u->gather.slice_bytes = m->slice[z->grid->local_rank];
     u->gather.slice = pool_take(&z->pool, u->gather.slice_bytes);
     start_slice(z, u, m, LIE_SHARD, master, u->gather.slice);
-    u->gather.ticket = comm_start_work(COLL_ALL_GATHER, convert_slice, &u->work);
+    u->gather.ticket = comm_start_work(z->grid->inter, COLL_ALL_GATHER, convert_slice, &u->work);
   }
   u->secondary_version = z->version;
 }

@@ -99,8 +99,8 @@ static void all_to_all(Unit *u, Comm *c, const size_t *send, size_t receive) {
   if (each != stack) free(each);
 }
 
-static void start_work(Unit *u, void (*work)(void *)) {
-  u->reduce.ticket = comm_start_work(COLL_ALL_TO_ALL, work, &u->work);
+static void start_work(Unit *u, Comm *c, void (*work)(void *)) {
+  u->reduce.ticket = comm_start_work(c, COLL_ALL_TO_ALL, work, &u->work);
 }
 
 static void start_first_hop(ZeroPP *z, Unit *u, float *full) {
@@ -115,7 +115,7 @@ static void start_second_hop(ZeroPP *z, Unit *u) {
   const Grid *g = z->grid;
   const size_t *bytes = message_pieces(z, &u->message[MSG_GRADS], g->local_rank);
   all_to_all(u, g->inter, bytes, bytes[g->node]);
-  start_work(u, sum_owner);
+  start_work(u, g->inter, sum_owner);
 }
 
 static void finish(ZeroPP *z, Unit *u) {
@@ -138,10 +138,10 @@ static void start_reduce(ZeroPP *z, Unit *u, float *full) {
   make_room(z, u);
   start_first_hop(z, u, full);
   if (z->node_sum) {
-    start_work(u, keep_node_sum);
+    start_work(u, z->grid->intra, keep_node_sum);
     u->grad_waits = true;
   } else {
-    start_work(u, sum_node);
+    start_work(u, z->grid->intra, sum_node);
     start_second_hop(z, u);
   }
   if (!comm_queue_runs()) finish(z, u);

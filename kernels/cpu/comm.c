@@ -100,7 +100,7 @@ static void run_sum(CommCall *call) {
 
 void comm_run(CommCall *call) {
   Comm *c = call->comm;
-  if (!c) {
+  if (call->work) {
     call->work(call->arg);
     return;
   }
@@ -185,8 +185,8 @@ CommTicket comm_start_reduce_scatter_f32(Comm *c, const float *send, float *recv
   return comm_submit(reduce_scatter(c, send, recv, count_of_rank));
 }
 
-CommTicket comm_start_work(CollKind kind, void (*work)(void *arg), void *arg) {
-  return comm_submit((CommCall){.kind = kind, .work = work, .arg = arg});
+CommTicket comm_start_work(Comm *c, CollKind kind, void (*work)(void *arg), void *arg) {
+  return comm_submit((CommCall){.kind = kind, .comm = c, .work = work, .arg = arg});
 }
 
 /* ---- small ones, whose caller always waits ---- */

@@ -43,10 +43,10 @@ typedef struct CommPeer {
 /* A collective, or compute between collectives, that waits to be run. It owns peer. */
 typedef struct CommCall {
   CollKind kind;
-  Comm *comm;     /* NULL: work */
+  Comm *comm;
   CommPeer *peer; /* [size] the own entry is copied, or is the own term of a sum */
   float *sum;     /* reduce-scatter: what the blocks (received into scratch) are added up in */
-  void (*work)(void *arg);
+  void (*work)(void *arg); /* compute: the only thing done */
   void *arg;
 } CommCall;
 

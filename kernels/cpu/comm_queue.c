@@ -149,7 +149,7 @@ void comm_drain(void) {
 void comm_call(CommCall call) {
   comm_drain();
   double start = clock_seconds();
-  bool alone = call.comm ? call.comm->size == 1 : launch_world() == 1;
+  bool alone = call.work ? launch_world() == 1 : call.comm->size == 1;
   comm_run(&call);
   if (!alone) traffic_add(call.kind, &(TrafficCount){.seconds = clock_seconds() - start});
 }
