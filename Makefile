@@ -3,6 +3,9 @@
 # Folders build into one static library each, in the order of who may include whom; linking in that
 # order keeps includes honest. SAN=1: address and undefined sanitizers, TSAN=1: thread sanitizer, each in
 # a build folder of its own.
+#
+# The CUDA back end is built where nvcc is (CUDA=0: without; sanitizer builds: only with CUDA=1). nvcc, cuBLASLt,
+# cuDNN and NCCL are needed to build it, the last three as headers only: the program opens them when it opens a GPU.
 
 BUILD  ?= build$(if $(SAN),-san)$(if $(TSAN),-tsan)
 ARCH   ?= native
@@ -18,12 +21,47 @@ SANFLAGS = $(if $(SAN),-fsanitize=address$(,)undefined -fno-sanitize-recover=und
 INCLUDE = -I. $(shell pkg-config --cflags $(PKGS)) $(addprefix -isystem ,$(patsubst -I%,%,$(filter -I%,$(shell mpicc --showme:compile))))
 CFLAGS  = -std=c11 -D_GNU_SOURCE -ffp-contract=fast -fopenmp $(WARN) $(OPT) $(SANFLAGS) -MMD -MP $(INCLUDE)
 CXXFLAGS = -std=c++17 $(WARN) -O2 -g $(SANFLAGS) -MMD -MP $(INCLUDE)
-LDLIBS  = $(shell pkg-config --libs $(PKGS)) $(shell mpicc --showme:link) -ldnnl -lcmocka -lm -lstdc++ -fopenmp
+LDLIBS  = $(shell pkg-config --libs $(PKGS)) $(shell mpicc --showme:link) -ldnnl -lcmocka $(CUDALIBS) -lm -lstdc++ -fopenmp
+
+# nvcc by PATH or in the usual place. CUDA_INC: further folders of headers (cudnn.h, nccl.h, cublasLt.h), such as
+# pip's. CUDA_ARCHS: machine code for these; newer cards compile the PTX of compute_80 when they first run.
+# CUDA_ARCHS=sm_90a builds in a third of the time, for one kind of card.
+NVCC   ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA   ?= $(if $(SAN)$(TSAN),0,$(if $(NVCC),1,0))
+CUDA_ARCHS ?= sm_80 sm_90a
+CUDA_INC   ?=
+ifeq ($(CUDA),1)
+CUDA_HOME  ?= $(abspath $(dir $(shell readlink -f $(NVCC)))..)
+CUDA_ISYSTEM = $(addprefix -isystem ,$(CUDA_INC) $(CUDA_HOME)/include)
+CUDA_LIB    = $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart_static.a $(CUDA_HOME)/lib/libcudart_static.a \
+              $(CUDA_HOME)/targets/*/lib/libcudart_static.a))
+CUDA_HEADERS = cuda_runtime.h cublasLt.h cudnn.h nccl.h
+cuda_missing = $(strip $(foreach h,$(CUDA_HEADERS),$(if $(wildcard $(addsuffix /$h,$(CUDA_INC) $(CUDA_HOME)/include)),,$h)))
+ifneq ($(filter-out help clean format,$(or $(MAKECMDGOALS),all)),)
+ifeq ($(NVCC),)
+$(error CUDA=1, but there is no nvcc: install the CUDA toolkit, name it by NVCC=, or build with CUDA=0)
+endif
+ifneq ($(cuda_missing),)
+$(error nvcc is here ($(NVCC)), but not $(cuda_missing): install cuBLAS, cuDNN and NCCL for development, name the \
+folders of their headers by CUDA_INC="DIR DIR" (pip: site-packages/nvidia/*/include), or build with CUDA=0)
+endif
+ifeq ($(CUDA_LIB),)
+$(error no libcudart_static.a below $(CUDA_HOME): name the toolkit by CUDA_HOME=, or build with CUDA=0)
+endif
+endif
+endif
+cuda_number = $(patsubst sm_%,%,$(1))
+# compute_80 comes as PTX too, in the same pass.
+GENCODE  = $(foreach a,$(CUDA_ARCHS),-gencode 'arch=compute_$(call cuda_number,$a),code=[$a$(if $(filter sm_80,$a),$(,)compute_80)]')
+NVCCFLAGS = -std=c++20 -O3 -lineinfo $(GENCODE) -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow,-Werror,-g \
+            -MMD -MP -D_GNU_SOURCE $(CUDA_ISYSTEM) $(filter-out -I%,$(INCLUDE)) -I.
+CUDALIBS = $(if $(filter 1,$(CUDA)),$(CUDA_LIB) -ldl -lrt -lpthread)
 
 # Upper folders first: a static library only resolves symbols of the ones behind it.
 FOLDERS = orchestrator actor critic reward generation model zeropp kernels core
-sources = $(filter-out orchestrator/main.c,$(wildcard $(1)/*.c $(1)/*.cc $(if $(filter kernels,$(1)),kernels/cpu/*.c)))
-objects = $(patsubst %,$(BUILD)/%.o,$(call sources,$(1)))
+sources = $(filter-out orchestrator/main.c,$(wildcard $(1)/*.c $(1)/*.cc $(if $(filter kernels,$(1)),kernels/cpu/*.c $(CUDA_SOURCES))))
+CUDA_SOURCES = $(if $(filter 1,$(CUDA)),kernels/cuda/*.cu,kernels/cuda/none.c)
+objects = $(patsubst %,$(BUILD)/%.o,$(filter-out %.cu,$(call sources,$(1)))) $(if $(filter %.cu,$(call sources,$(1))),$(BUILD)/kernels/cuda.o)
 LIBS    = $(patsubst %,$(BUILD)/lib%.a,$(FOLDERS))
 
 TESTS   = $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
@@ -38,10 +76,19 @@ $(BUILD)/rlhf: $(BUILD)/orchestrator/main.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
 define folder
-$(BUILD)/lib$(1).a: $(call objects,$(1))
-	@rm -f $$@ && ar rcs $$@ $$^
+$(BUILD)/lib$(1).a: $(call objects,$(1)) $(BUILD)/config
+	@rm -f $$@ && ar rcs $$@ $$(filter %.o,$$^)
 endef
 $(foreach f,$(FOLDERS),$(eval $(call folder,$(f))))
+# One object of all, so that an op that is not there is NULL in the table.
+$(BUILD)/kernels/cuda.o: $(patsubst %,$(BUILD)/%.o,$(wildcard kernels/cuda/*.cu))
+	ld -r -o $@ $^
+# Changes when what is built with CUDA does, so that one build folder serves both.
+$(BUILD)/config: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CUDA) $(if $(filter 1,$(CUDA)),$(NVCC) $(CUDA_ARCHS) $(CUDA_INC))' | cmp -s - $@ || \
+	  echo '$(CUDA) $(if $(filter 1,$(CUDA)),$(NVCC) $(CUDA_ARCHS) $(CUDA_INC))' >$@
+FORCE:
 
 $(BUILD)/%.c.o: %.c
 	@mkdir -p $(@D)
@@ -49,6 +96,9 @@ $(BUILD)/%.c.o: %.c
 $(BUILD)/%.cc.o: %.cc
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
+$(BUILD)/%.cu.o: %.cu $(BUILD)/config
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -c -o $@ $<
 $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.c.o $(BUILD)/tests/test.c.o $(LIBS)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBS)
@@ -92,6 +142,8 @@ help:
 	  'make demo       SFT, reward model and PPO on two ranks, from the repository alone' \
 	  'make test       every test; ONLY="test_core_json cli_train" for some; SAN=1, TSAN=1 with sanitizers' \
 	  'make parity     FIXTURES=DIR: every fixture folder against what PyTorch computes' \
+	  'make CUDA=0     without the CUDA back end; CUDA_ARCHS=sm_90a: for one kind of card, quick to build;' \
+	  '                CUDA_INC="DIR DIR": where cudnn.h, nccl.h and cublasLt.h are, if not in the toolkit' \
 	  'make bench      training, scoring, decoding and kernels beside the machine'"'"'s own rates' \
 	  'make fuzz       TIME=seconds: libFuzzer on every reader (needs clang)' \
 	  'make format     clang-format on every source' \
@@ -99,8 +151,8 @@ help:
 clean:
 	rm -rf build build-san build-tsan rlhf
 format:
-	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc')
+	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cc' '*.cu')
 
-.PHONY: help all rlhf test demo fuzz bench parity clean format
+.PHONY: FORCE help all rlhf test demo fuzz bench parity clean format
 .SECONDARY: $(patsubst %,$(BUILD)/%.o,$(wildcard tests/*.c bench/*.c))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

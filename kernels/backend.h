@@ -16,9 +16,9 @@ struct Device {
 
 typedef struct Backend {
   const Ops *ops;
-  void *(*alloc)(size_t bytes); /* 64-byte aligned; NULL when out of memory */
-  void (*release)(void *p);
-  size_t (*size_of)(const void *p); /* bytes asked for at alloc */
+  void (*close)(Device *d);                /* frees d itself */
+  void *(*alloc)(Device *d, size_t bytes); /* 64-byte aligned; NULL when out of memory */
+  size_t (*release)(Device *d, void *p);   /* returns the bytes asked for at alloc */
   void (*zero)(Device *d, void *p, size_t bytes);
   void (*upload)(Device *d, void *dst, const void *src, size_t bytes);
   void (*download)(Device *d, void *dst, const void *src, size_t bytes);
@@ -27,7 +27,12 @@ typedef struct Backend {
   int (*attach)(Grid *g, Device *d, Error *err); /* grid_attach; NULL: the host's Comms serve */
 } Backend;
 
-/* Fill kind, backend, threads, describe and total_memory. */
-int cpu_device_open(Device *d, int threads, Error *err);
+/* Make a device with kind, backend, threads, describe and total_memory filled; NULL: err says why.
+ */
+Device *cpu_device_open(int threads, Error *err);
+Device *cuda_device_open(int threads, Error *err);
+
+/* CPU threads of this rank: what was asked for, OMP_NUM_THREADS, or the cores / ranks on them. */
+int cpu_choose_threads(int asked);
 
 #endif

@@ -3,25 +3,21 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "core/rng.h"
 #include "kernels/backend.h"
 
 Device *device_open(DeviceKind kind, int threads, Error *err) {
-  if (kind == DEVICE_CUDA) {
-    error_set(err, "device cuda: this build has no CUDA back end; use device cpu");
+  if (threads < 0) {
+    error_set(err, "threads: %d, expected 0 (automatic) or more", threads);
     return NULL;
   }
-  Device *d = mem_zalloc(1, sizeof *d);
-  if (cpu_device_open(d, threads, err)) {
-    free(d);
-    return NULL;
-  }
-  return d;
+  return kind == DEVICE_CUDA ? cuda_device_open(threads, err) : cpu_device_open(threads, err);
 }
 
 void device_close(Device *d) {
   if (!d) return;
   if (d->bytes) log_warn("device closed with %zu bytes still allocated", d->bytes);
-  free(d);
+  d->backend->close(d);
 }
 
 const Ops *device_ops(const Device *d) { return d->backend->ops; }
@@ -30,7 +26,7 @@ const char *device_describe(const Device *d) { return d->describe; }
 int device_threads(const Device *d) { return d->threads; }
 
 void *device_alloc(Device *d, size_t bytes) {
-  void *p = d->backend->alloc(bytes);
+  void *p = d->backend->alloc(d, bytes);
   if (!p)
     die("out of memory: %zu bytes asked, %zu allocated, %zu for this rank", bytes, d->bytes,
         d->total_memory);
@@ -41,8 +37,7 @@ void *device_alloc(Device *d, size_t bytes) {
 
 void device_free(Device *d, void *p) {
   if (!p) return;
-  d->bytes -= d->backend->size_of(p);
-  d->backend->release(p);
+  d->bytes -= d->backend->release(d, p);
 }
 
 void device_zero(Device *d, void *p, size_t bytes) {
@@ -97,18 +92,49 @@ static void measure_copy(Device *d, void *arg) {
   d->backend->copy(d, t[1].data, t[0].data, tensor_bytes(t[0]));
 }
 
+/* What is measured: sizes beyond the caches and the cost of a start, in the type that the matrix
+ * units like best. A fraction of free memory must do. */
+typedef struct MeasureSizes {
+  DType type;
+  int64_t side;      /* of the square matrices */
+  size_t copy_bytes; /* of each of the two buffers */
+} MeasureSizes;
+static MeasureSizes measure_sizes(const Device *d) {
+  if (d->kind == DEVICE_CPU) return (MeasureSizes){DT_F32, 1024, 1UL << 26};
+  return (MeasureSizes){DT_BF16, 8192, 1UL << 30};
+}
+
+/* Numbers as a model has them: on a GPU a product of zeros draws less power and runs faster than
+ * any real one. */
+static void measure_fill(Device *d, Tensor t) {
+  enum { CHUNK = 1 << 16 };
+  float *x = mem_alloc(CHUNK, sizeof *x);
+  void *typed = mem_alloc(CHUNK, sizeof *x);
+  for (size_t i = 0; i < CHUNK; i++) x[i] = rng_normal(1, 0, i);
+  convert_from_f32(x, typed, t.dtype, CHUNK);
+  size_t bytes = tensor_bytes(t), piece = CHUNK * dtype_size(t.dtype);
+  device_upload(d, t.data, typed, piece);
+  for (size_t at = piece; at < bytes; at += at)
+    device_copy(d, (char *)t.data + at, t.data, at < bytes - at ? at : bytes - at);
+  free(x);
+  free(typed);
+}
+
 DeviceRates device_measure(Device *d) {
-  enum { SIDE = 1024, COPY = 1 << 24 };
+  MeasureSizes s = measure_sizes(d);
   size_t peak = d->peak;
   Tensor t[3];
   for (int i = 0; i < 3; i++) {
-    t[i] = tensor_2d(device_alloc(d, sizeof(float) * COPY), DT_F32, SIDE, SIDE);
-    device_zero(d, t[i].data, sizeof(float) * COPY);
+    size_t square = (size_t)(s.side * s.side) * dtype_size(s.type);
+    size_t bytes = i < 2 && s.copy_bytes > square ? s.copy_bytes : square;
+    t[i] = tensor_2d(device_alloc(d, bytes), s.type, s.side, s.side);
+    measure_fill(d, t[i]);
   }
   DeviceRates r;
-  r.gemm_flops = best_rate(d, measure_gemm, t, 2.0 * SIDE * SIDE * SIDE);
-  for (int i = 0; i < 2; i++) t[i] = tensor_1d(t[i].data, DT_F32, COPY);
-  r.copy_bytes = best_rate(d, measure_copy, t, 2.0 * sizeof(float) * COPY);
+  double side = (double)s.side;
+  r.gemm_flops = best_rate(d, measure_gemm, t, 2 * side * side * side);
+  for (int i = 0; i < 2; i++) t[i] = tensor_1d(t[i].data, DT_U8, (int64_t)s.copy_bytes);
+  r.copy_bytes = best_rate(d, measure_copy, t, 2.0 * (double)s.copy_bytes);
   for (int i = 0; i < 3; i++) device_free(d, t[i].data);
   d->peak = peak;
   return r;

@@ -10,7 +10,7 @@ includes() {
   shift
   local allowed
   allowed=$(echo "$folder $*" | tr ' ' '|')
-  grep -rnoE '#include "(core|kernels|zeropp|model|generation|actor|critic|reward|orchestrator)/' "$folder" --include='*.[ch]' --include='*.cc' |
+  grep -rnoE '#include "(core|kernels|zeropp|model|generation|actor|critic|reward|orchestrator)/' "$folder" --include='*.[ch]' --include='*.cc' --include='*.cu' |
     grep -vE "\"($allowed)/"
 }
 is "core includes only itself" "$(includes core)" ""
@@ -21,8 +21,11 @@ for f in generation actor critic reward; do
   is "$f: what is below, none of its neighbours" "$(includes $f core kernels zeropp model)" ""
 done
 is "MPI only in kernels" "$(grep -rlE '\bMPI_[A-Z]|mpi\.h' --include='*.[ch]' core zeropp model generation actor critic reward orchestrator)" ""
-is "MPI data calls only in kernels/cpu" "$(grep -rlE 'MPI_(Isend|Irecv|Alltoall|Reduce_scatter)' --include='*.c' kernels | grep -v '^kernels/cpu/')" ""
-is "GEMM libraries only in kernels/cpu" "$(grep -rlE 'cblas|dnnl' --include='*.[ch]' . | grep -v '^./kernels/cpu/\|^./bench/\|^./build')" ""
-is "no unfinished marks" "$(grep -rnE '\b(TODO|FIXME|XXX|HACK)\b' --include='*.[ch]' --include='*.cc' core kernels zeropp model generation actor critic reward orchestrator)" ""
+is "MPI data calls only in kernels/cpu" "$(grep -rlE 'MPI_(Isend|Irecv|Alltoall|Reduce_scatter)' --include='*.c' --include='*.cu' kernels | grep -v '^kernels/cpu/')" ""
+is "GEMM libraries only in kernels/cpu" "$(grep -rlE 'cblas|dnnl' --include='*.[ch]' --include='*.cu' . | grep -v '^./kernels/cpu/\|^./bench/\|^./build')" ""
+is "CUDA only in kernels/cuda" "$(grep -rlE '#include [<"](cuda|cublas|cudnn|nccl|curand|nvml|kernels/cuda)|\b(cuda[A-Z]|cublas|cudnn|nccl)[A-Za-z]*\(' \
+  --include='*.[ch]' --include='*.cc' --include='*.cu' core kernels zeropp model generation actor critic reward orchestrator tests bench | grep -v '^kernels/cuda/')" ""
+is "no library of NVIDIA's is linked" "$(ldd "$rlhf" | grep -E 'libcud|libcublas|libnccl')" ""
+is "no unfinished marks" "$(grep -rnE '\b(TODO|FIXME|XXX|HACK)\b' --include='*.[ch]' --include='*.cc' --include='*.cu' core kernels zeropp model generation actor critic reward orchestrator)" ""
 # A static library hides a name that two folders define; the linker takes whichever comes first.
 is "no name is defined twice" "$(nm --defined-only "$(dirname "$rlhf")"/lib*.a 2>/dev/null | awk '$2 == "T" || $2 == "D" || $2 == "B" {print $3}' | sort | uniq -d | grep -v '^_\|__odr_asan')" ""

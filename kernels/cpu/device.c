@@ -49,7 +49,8 @@ static const Ops cpu_ops = {
 
 enum { ALIGN = 64 };
 
-static void *cpu_alloc(size_t bytes) {
+static void *cpu_alloc(Device *d, size_t bytes) {
+  (void)d;
   if (bytes > SIZE_MAX - 2 * (size_t)ALIGN) return NULL;
   size_t whole = (bytes + 2 * (size_t)ALIGN - 1) / ALIGN * ALIGN;
   char *p = aligned_alloc(ALIGN, whole);
@@ -58,11 +59,11 @@ static void *cpu_alloc(size_t bytes) {
   return p + ALIGN;
 }
 
-static void cpu_release(void *p) { free((char *)p - ALIGN); }
-
-static size_t cpu_size_of(const void *p) {
+static size_t cpu_release(Device *d, void *p) {
+  (void)d;
   size_t bytes;
   memcpy(&bytes, (const char *)p - ALIGN, sizeof bytes);
+  free((char *)p - ALIGN);
   return bytes;
 }
 
@@ -86,12 +87,13 @@ static void cpu_copy(Device *d, void *dst, const void *src, size_t bytes) {
 }
 
 static void cpu_sync(Device *d) { (void)d; }
+static void cpu_close(Device *d) { free(d); }
 
 static const Backend cpu_backend = {
     .ops = &cpu_ops,
+    .close = cpu_close,
     .alloc = cpu_alloc,
     .release = cpu_release,
-    .size_of = cpu_size_of,
     .zero = cpu_zero,
     .upload = cpu_copy,
     .download = cpu_copy,
@@ -143,7 +145,7 @@ static int cores_per_rank(void) {
   return mine > 0 ? mine : 1;
 }
 
-static int choose_threads(int asked) {
+int cpu_choose_threads(int asked) {
   if (asked > 0) return asked;
   const char *env = getenv("OMP_NUM_THREADS");
   long wanted = env ? strtol(env, NULL, 10) : 0; /* "4,2": the first is the outer level */
@@ -164,10 +166,11 @@ static void cpu_name(char *out, size_t size) {
   if (f) fclose(f);
 }
 
-int cpu_device_open(Device *d, int threads, Error *err) {
-  if (threads < 0) return error_set(err, "threads: %d, expected 0 (automatic) or more", threads);
+Device *cpu_device_open(int threads, Error *err) {
+  (void)err; /* a CPU is always there */
   char name[128];
-  int used = choose_threads(threads);
+  int used = cpu_choose_threads(threads);
+  Device *d = mem_zalloc(1, sizeof *d);
   cpu_name(name, sizeof name);
   d->kind = DEVICE_CPU;
   d->backend = &cpu_backend;
@@ -176,5 +179,5 @@ int cpu_device_open(Device *d, int threads, Error *err) {
   const dnnl_version_t *v = dnnl_version();
   snprintf(d->describe, sizeof d->describe, "%s, %d thread%s, oneDNN %d.%d.%d", name, used,
            used == 1 ? "" : "s", v->major, v->minor, v->patch);
-  return 0;
+  return d;
 }

@@ -18,11 +18,14 @@ extern "C" {
 
 struct CudaGemm;      /* gemm.cu: cuBLASLt's handle, workspace and chosen algorithms */
 struct CudaAttention; /* attention.cu: cuDNN's handle and built graphs */
+struct CudaStaging;   /* staging.cu: pinned memory of uploads and downloads */
+struct CudaBlocks;    /* device.cu: what was allocated */
 
 struct CudaDevice {
   Device base; /* first: a Device * is a CudaDevice * */
   int gpu, sms;
-  int arch; /* 90 for compute capability 9.0 */
+  int sharing; /* ranks of this host on this GPU, this one included */
+  int arch;    /* 90 for compute capability 9.0 */
   size_t l2_bytes;
   cudaStream_t compute, comm;
   cudaStream_t current; /* compute; comm while queued work of a collective is launched */
@@ -30,6 +33,8 @@ struct CudaDevice {
   size_t scratch_bytes[2];
   CudaGemm *gemm;
   CudaAttention *attention;
+  CudaStaging *staging;
+  CudaBlocks *blocks;
 };
 
 static inline CudaDevice *cuda_of(Device *d) { return reinterpret_cast<CudaDevice *>(d); }

@@ -1,0 +1,11 @@
+/* What device.cu needs of gemm.cu. */
+#ifndef KERNELS_CUDA_GEMM_H
+#define KERNELS_CUDA_GEMM_H
+
+#include "kernels/cuda/cuda.h"
+
+CudaGemm *gemm_open(Error *err); /* NULL where cuBLASLt does not open */
+void gemm_close(CudaGemm *g);
+size_t gemm_version(const CudaGemm *g); /* 130100: 13.1.0 */
+
+#endif
