@@ -14,6 +14,22 @@ static WireKind wire_kind(const char *word) {
   die("wire format %s", word);
 }
 
+int zeropp_check(const ZeroPPConfig *c, DeviceKind device, int world, Error *err) {
+  bool half = c->gradients == DT_BF16;
+  if (device == DEVICE_CPU && c->compute != DT_F32)
+    return error_set(err, "run.precision: the CPU computes in float32; expected fp32");
+  if (half && device == DEVICE_CPU)
+    return error_set(err,
+                     "zeropp.gradients: found bfloat16 on the CPU, which sums in float32; expected "
+                     "float32, or run.device: cuda");
+  if (half && (world == 1 || c->stage == 0))
+    return error_set(err,
+                     "zeropp.gradients: found bfloat16 with %s, where GEMMs add to the sums "
+                     "themselves; expected float32",
+                     world == 1 ? "one rank" : "stage 0");
+  return 0;
+}
+
 ZeroPPConfig zeropp_config(const Recipe *r) {
   HpzMode hpz = HPZ_OFF;
   if (strcmp(r->zeropp.hpz, "on") == 0) hpz = HPZ_ON;

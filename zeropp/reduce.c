@@ -240,14 +240,19 @@ void zeropp_open_grad(ZeroPP *z, int unit) {
   device_zero(z->device, u->grad, unit_full_bytes(u));
 }
 
-Tensor zeropp_grad_joined(const ZeroPP *z, int param, int n) {
+Tensor zeropp_grad_joined(ZeroPP *z, int param, int n) {
   const Unit *u = engine_unit(z, zeropp_spec(z, param)->unit);
   if (!u->grad_open)
     die("gradient of %s is asked for, but its unit's is not open", z->specs[param].name);
   return engine_joined(z, param, n, u->grad);
 }
 
-Tensor zeropp_grad(const ZeroPP *z, int param) { return zeropp_grad_joined(z, param, 1); }
+Tensor zeropp_grad(ZeroPP *z, int param) { return zeropp_grad_joined(z, param, 1); }
+
+Tensor zeropp_grad_into(ZeroPP *z, int param, int n, float *beta) {
+  *beta = 1;
+  return zeropp_grad_joined(z, param, n);
+}
 
 void zeropp_reduce(ZeroPP *z, int unit) {
   Unit *u = engine_unit(z, unit);

@@ -27,6 +27,10 @@ float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_
   return w->count ? z->shard[kind] + w->shard : NULL;
 }
 
+void zeropp_shard_written(ZeroPP *z, StateKind kind, int param) {
+  require(z->shard[kind] && param >= 0 && param < z->n_params);
+}
+
 uint64_t zeropp_version(const ZeroPP *z) { return z->version; }
 
 void zeropp_weights_written(ZeroPP *z) {
@@ -35,7 +39,7 @@ void zeropp_weights_written(ZeroPP *z) {
   gather_new_version(z);
 }
 
-static void init_param(ZeroPP *z, int p, uint64_t seed) {
+void zeropp_init_param(ZeroPP *z, int p, uint64_t seed) {
   const ParamSpec *s = &z->specs[p];
   int64_t start, count;
   float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
@@ -46,10 +50,11 @@ static void init_param(ZeroPP *z, int p, uint64_t seed) {
     else
       w[i] = s->init == INIT_ONES ? 1 : 0;
   }
+  zeropp_shard_written(z, STATE_MASTER, p);
 }
 
 void zeropp_init_random(ZeroPP *z, uint64_t seed) {
-  for (int p = 0; p < z->n_params; p++) init_param(z, p, seed);
+  for (int p = 0; p < z->n_params; p++) zeropp_init_param(z, p, seed);
   zeropp_weights_written(z);
 }
 

@@ -56,7 +56,7 @@ typedef struct ParamSpec {
                   -1 replicated */
   bool decay;  /* weight decay applies (matrices, embeddings included) */
   bool joined; /* directly behind the previous parameter in memory, so that q, k, v (and gate, up)
-                  form one matrix for one GEMM; the first of a group is 64-byte aligned */
+                  form one matrix for one GEMM; the first of a group is 128-byte aligned */
   ParamInit init;
   float init_std;
 } ParamSpec;
@@ -84,9 +84,14 @@ typedef struct ZeroPPConfig {
   bool accumulate_node; /* micro-batches are summed in a node, which crosses nodes once a step */
   int prefetch;         /* units that are gathered ahead: for the plan, and for who prefetches */
   DType compute;        /* of full weights: DT_F32 or, on CUDA, DT_BF16. Full gradients are F32 */
+  DType gradients;      /* of the owners' sums: DT_F32 or, on CUDA and several ranks, DT_BF16 */
+  bool offload;         /* moments, and masters where a copy in `compute` serves gathers, lie in
+                           memory of the host, which the device reads and writes at the step */
 } ZeroPPConfig;
-/* What the recipe's section says. */
+/* What the recipe's section says; compute is left DT_F32. */
 ZeroPPConfig zeropp_config(const Recipe *r);
+/* Refuses what this device, or this number of ranks, does not do, naming the recipe's key. */
+int zeropp_check(const ZeroPPConfig *cfg, DeviceKind device, int world, Error *err);
 
 typedef struct ZeroPP ZeroPP;
 
@@ -126,10 +131,14 @@ Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n);
 
 /* ---- gradients (trainable only) ---- */
 /* Full fp32 gradient to add to. It starts at zero when it was not open, or (one rank, stages 0 and
- * 1) holds the sum of earlier micro-batches. */
+ * 1) holds the sum of earlier micro-batches. Zeros are written to a parameter's gradient when it is
+ * first asked for, and not at all for who overwrites it. */
 void zeropp_open_grad(ZeroPP *z, int unit);
-Tensor zeropp_grad(const ZeroPP *z, int param); /* dies unless open */
-Tensor zeropp_grad_joined(const ZeroPP *z, int param, int n);
+Tensor zeropp_grad(ZeroPP *z, int param); /* dies unless open */
+Tensor zeropp_grad_joined(ZeroPP *z, int param, int n);
+/* For a GEMM: *beta is 0 where nothing was added yet; the tensor may then hold anything, NaN too,
+ * and must be written whole. From then on, and where something was added before, *beta is 1. */
+Tensor zeropp_grad_into(ZeroPP *z, int param, int n, float *beta);
 /* Closes the gradient and starts its sum over ranks, which is in the owners' shards by the step (or
  * when a gradient shard is asked for). */
 void zeropp_reduce(ZeroPP *z, int unit);
@@ -171,16 +180,22 @@ typedef enum StateKind {
   STATE_EMA,
   STATE_KINDS
 } StateKind;
-/* Host-readable on the CPU back end. NULL with *count = 0 where this rank owns nothing of it. The
- * first look at gradients after a zeropp_reduce finishes the reductions: a collective. Masters of a
- * frozen model under hpZ are what its secondary holds. */
+/* In host memory, as F32: the shard itself on the CPU, else a copy that lives until the next call
+ * for this kind (or a write of the weights). NULL with *count = 0 where this rank owns nothing of
+ * it. The first look at gradients after a zeropp_reduce finishes the reductions: a collective.
+ * Masters of a frozen model that keeps nothing but rounded weights (its secondary, or full weights
+ * in BF16) are those. */
 float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_t *count);
+/* What zeropp_shard gave for this kind and parameter was written to: brings it to the device. */
+void zeropp_shard_written(ZeroPP *z, StateKind kind, int param);
 /* After masters were written through zeropp_shard (a load): ends stale full copies, bumps the
  * version. Collective: stage 0 brings all pieces to all ranks, frozen models under hpZ the slices
  * to their secondaries, and give the masters back. */
 void zeropp_weights_written(ZeroPP *z);
-/* N(0, init_std) keyed by (seed, name, element): the same for any number of ranks. */
+/* N(0, init_std) keyed by (seed, name, element): the same for any number of ranks. _param: of one
+ * parameter, before zeropp_weights_written. */
 void zeropp_init_random(ZeroPP *z, uint64_t seed);
+void zeropp_init_param(ZeroPP *z, int param, uint64_t seed);
 
 /* Training state in one file (safetensors, full tensors "master/NAME", "moment1/NAME", ..., so that
  * another number of ranks can read it): every rank writes its own pieces. Error feedback is each
@@ -197,6 +212,7 @@ int zeropp_load_state(ZeroPP *z, const char *path, Error *err);
  * (full_units). For the memory plan; allocates nothing. */
 typedef struct ZeroPPMemory {
   uint64_t master, moments, gradients, full_units, ema, secondary, errors;
+  uint64_t host; /* offloaded, and in none of the others */
 } ZeroPPMemory;
 ZeroPPMemory zeropp_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params, int nodes,
                            int local, bool ema);
