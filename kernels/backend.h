@@ -12,6 +12,7 @@ struct Device {
   char describe[256];
   size_t total_memory;
   size_t bytes, peak; /* allocated now, most since the last reset */
+  size_t own_bytes;   /* of bytes: the back end's own, until it closes */
 };
 
 typedef struct Backend {

@@ -16,7 +16,8 @@ Device *device_open(DeviceKind kind, int threads, Error *err) {
 
 void device_close(Device *d) {
   if (!d) return;
-  if (d->bytes) log_warn("device closed with %zu bytes still allocated", d->bytes);
+  size_t left = d->bytes - d->own_bytes;
+  if (left) log_warn("device closed with %zu bytes still allocated", left);
   d->backend->close(d);
 }
 

@@ -56,10 +56,11 @@ void *cuda_scratch(Device *d, size_t bytes) {
   CudaDevice *c = cuda_of(d);
   int i = c->current == c->comm;
   if (bytes > c->scratch_bytes[i]) {
-    size_t round = 1u << 20;
+    size_t round = 1u << 20, before = d->bytes;
     device_free(d, c->scratch[i]);
     c->scratch_bytes[i] = (bytes + round - 1) / round * round;
     c->scratch[i] = device_alloc(d, c->scratch_bytes[i]);
+    d->own_bytes += d->bytes - before;
   }
   return c->scratch[i];
 }
@@ -90,6 +91,7 @@ static void cuda_sync(Device *d) {
 static void cuda_close(Device *d) {
   CudaDevice *c = cuda_of(d);
   cuda_sync(d);
+  for (void *scratch : c->scratch) device_free(d, scratch);
   gemm_close(c->gemm);
   staging_free(c->staging);
   CUDA_CHECK(cudaStreamDestroy(c->compute));
