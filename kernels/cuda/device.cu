@@ -199,5 +199,6 @@ Device *cuda_device_open(int threads, Error *err) {
   c->base.threads = cpu_choose_threads(threads);
   c->base.total_memory = available / static_cast<size_t>(c->sharing);
   describe(c, &p);
+  cuda_scratch(&c->base, GEMM_WORKSPACE); /* now, so that no product waits for memory later */
   return &c->base;
 }

@@ -4,6 +4,9 @@
 
 #include "kernels/cuda/cuda.h"
 
+/* Of every product, from cuda_scratch. NVIDIA asks for 32 MiB on Hopper. */
+static const size_t GEMM_WORKSPACE = 64u << 20;
+
 CudaGemm *gemm_open(Error *err); /* NULL where cuBLASLt does not open */
 void gemm_close(CudaGemm *g);
 size_t gemm_version(const CudaGemm *g); /* 130100: 13.1.0 */
