@@ -114,7 +114,7 @@ static void bench_attention(Bench *b, int n_seqs, int32_t len, int heads, int kv
   int32_t *offsets = mem_alloc((size_t)n_seqs + 1, sizeof *offsets);
   for (int i = 0; i <= n_seqs; i++) offsets[i] = i * len;
   int64_t n = (int64_t)n_seqs * len, hd = (int64_t)heads * dim, q = hd + 2L * kv_heads * dim;
-  a.seg = (Segments){n_seqs, offsets};
+  a.seg = (Segments){.n_seqs = n_seqs, .offsets = offsets};
   a.qkv = make(b, n, q);
   a.dqkv = make(b, n, q);
   a.out = make(b, n, hd);

@@ -105,7 +105,7 @@ typedef struct Recipe {
     const char *directory;
     int64_t seed;
     const char *device;    /* auto|cpu|cuda */
-    const char *precision; /* fp32 */
+    const char *precision; /* auto|float32|bfloat16|fp32 */
     int64_t threads;
     bool overwrite;
   } run;
@@ -171,7 +171,7 @@ typedef struct Recipe {
   } batch; /* global sequences per step; ppo: prompts_per_step * samples / minibatches */
   struct {
     int64_t stage, ranks_per_node;
-    const char *recompute;       /* none|full */
+    const char *recompute;       /* none|selective|full */
     const char *wire;            /* float32|bfloat16 */
     const char *qwz, *hpz, *qgz; /* off|int8|fp8, off|on|quantized, off|int8|int4 */
     int64_t block;               /* elements to a scale */

@@ -37,9 +37,12 @@ static const RecipeRow run_rows[] = {
     {"seed", ROW_INT, AT(run.seed), "1", SPAN(0, 9007199254740991.0),
      .help = "of initial weights, shuffles and samples"},
     {"device", ROW_CHOICE, AT(run.device), "auto", NONE, .choices = "auto|cpu|cuda",
-     .help = "what computes"},
-    {"precision", ROW_CHOICE, AT(run.precision), "fp32", NONE, .choices = "fp32",
-     .help = "of weights and activations"},
+     .help = "what computes; auto: cuda where there is a GPU, else cpu"},
+    {"precision", ROW_CHOICE, AT(run.precision), "auto", NONE,
+     .choices = "auto|float32|bfloat16|fp32",
+     .help =
+         "of weights and activations in compute; masters, moments and losses are float32. auto: "
+         "bfloat16 on cuda, float32 on cpu; fp32 is float32"},
     {"threads", ROW_INT, AT(run.threads), "0", SPAN(0, 4096), .unit = "threads",
      .help = "CPU threads of one rank; 0: its share of the machine's cores"},
     {"overwrite", ROW_BOOL, AT(run.overwrite), "false", NONE,
@@ -301,8 +304,9 @@ static const RecipeRow zeropp_rows[] = {
      .help = "what is sharded: 0 nothing, 1 moments, 2 gradients too, 3 weights too"},
     {"ranks_per_node", ROW_INT, AT(zeropp.ranks_per_node), "0", SPAN(0, 4096), .unit = "ranks",
      .help = "0: by the hosts"},
-    {"recompute", ROW_CHOICE, AT(zeropp.recompute), "none", NONE, .choices = "none|full",
-     .help = "full: keep block inputs only and run blocks again in the backward pass"},
+    {"recompute", ROW_CHOICE, AT(zeropp.recompute), "none", NONE, .choices = "none|selective|full",
+     .help = "what the backward pass computes again instead of keeping it; full: whole blocks, "
+             "selective: norms and activations, a third of the memory for next to no time"},
     {"wire", ROW_CHOICE, AT(zeropp.wire), "float32", NONE, .choices = "float32|bfloat16",
      .help = "how weights and gradients travel that are not quantized"},
     {"qwz", ROW_CHOICE, AT(zeropp.qwz), "off", NONE, .choices = "off|int8|fp8",

@@ -29,7 +29,7 @@ struct Decoder {
   int32_t *drawn;                      /* [rows] */
 
   /* The same on the device, with room for the largest step. */
-  Tensor slots_N, copy_from_R, copy_slots_R, copy_RQ;
+  Tensor slots_N, offsets_S, copy_from_R, copy_slots_R, copy_RQ;
   Tensor tables_BP, lens_B, u_B, drawn_B, logprobs_B, logits_BV, banned_V;
 };
 
@@ -95,9 +95,10 @@ Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int max_toke
   d->u = mem_alloc((size_t)rows, sizeof *d->u);
   d->logprobs = mem_alloc((size_t)rows, sizeof *d->logprobs);
   d->slots_N = push_1d(m, DT_I32, n);
+  d->offsets_S = push_1d(m, DT_I32, rows + 1);
   d->copy_from_R = push_1d(m, DT_I32, copies);
   d->copy_slots_R = push_1d(m, DT_I32, copies);
-  d->copy_RQ = push(m, DT_F32, copies, width);
+  d->copy_RQ = push(m, model_compute(m), copies, width);
   d->tables_BP = push(m, DT_I32, rows, s->table_width);
   d->lens_B = push_1d(m, DT_I32, rows);
   d->u_B = push_1d(m, DT_F32, rows);
@@ -216,7 +217,9 @@ static void attend_prefill(void *ctx, int layer, Tensor qkv_NQ, Tensor out_NHD) 
     d->ops->gather_rows(d->device, qkv_NQ, head_of(d->copy_from_R, d->n_copies), copy_RQ);
     d->ops->kv_write(d->device, copy_RQ, head_of(d->copy_slots_R, d->n_copies), d->shape, k, v);
   }
-  Segments seg = {.n_seqs = d->n_segments, .offsets = d->offsets};
+  Segments seg = {.n_seqs = d->n_segments,
+                  .offsets = d->offsets,
+                  .device_offsets = head_of(d->offsets_S, d->n_segments + 1)};
   d->ops->attention_fwd(d->device, qkv_NQ, seg, d->shape, out_NHD, (Tensor){0});
 }
 
@@ -233,6 +236,7 @@ int decoder_prefill(Decoder *d, int first, Error *err) {
     row->lead = -1;
   }
   d->offsets[d->n_segments] = d->n_tokens;
+  upload(d, head_of(d->offsets_S, d->n_segments + 1), d->offsets);
   upload(d, head_of(d->slots_N, d->n_tokens), d->slots);
   upload(d, head_of(d->copy_from_R, d->n_copies), d->copy_from);
   upload(d, head_of(d->copy_slots_R, d->n_copies), d->copy_slots);

@@ -109,8 +109,8 @@ static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int
                         const int32_t *limits, const Sizes *z, GenResult *out, GenStats *stats,
                         Error *err) {
   ArenaMark mark = arena_mark(model_arena(m));
-  KvCache kv = kv_create(model_arena(m), model_attn_shape(m), model_config(m)->n_layers, z->n_pages,
-                         z->page_size);
+  KvCache kv = kv_create(model_arena(m), model_attn_shape(m), model_compute(m),
+                         model_config(m)->n_layers, z->n_pages, z->page_size);
   Scheduler s = sched_create(&kv, req, out, limits, n, z->max_rows, z->table_width);
   Decoder *d = decoder_create(m, p, &s, most_prefill(z, limits, n));
   int rc = run_all(d, &s, z->prefill_tokens, stats, err);

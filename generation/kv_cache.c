@@ -4,20 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static Tensor push_pages(Arena *arena, AttnShape s, int n_pages, int page_size) {
-  Tensor t = {.dtype = DT_F32, .ndim = 4, .dim = {n_pages, page_size, s.n_kv_heads, s.head_dim}};
+static Tensor push_pages(Arena *arena, AttnShape s, DType type, int n_pages, int page_size) {
+  Tensor t = {.dtype = type, .ndim = 4, .dim = {n_pages, page_size, s.n_kv_heads, s.head_dim}};
   t.data = arena_push(arena, tensor_bytes(t));
   return t;
 }
 
-KvCache kv_create(Arena *arena, AttnShape s, int n_layers, int n_pages, int page_size) {
+KvCache kv_create(Arena *arena, AttnShape s, DType type, int n_layers, int n_pages, int page_size) {
   require(n_pages > 0 && page_size > 0 && (int64_t)n_pages * page_size <= INT32_MAX);
   KvCache c = {.n_layers = n_layers, .n_pages = n_pages, .page_size = page_size};
   c.k = mem_alloc((size_t)n_layers, sizeof *c.k);
   c.v = mem_alloc((size_t)n_layers, sizeof *c.v);
   for (int l = 0; l < n_layers; l++) {
-    c.k[l] = push_pages(arena, s, n_pages, page_size);
-    c.v[l] = push_pages(arena, s, n_pages, page_size);
+    c.k[l] = push_pages(arena, s, type, n_pages, page_size);
+    c.v[l] = push_pages(arena, s, type, n_pages, page_size);
   }
   c.holders = mem_zalloc((size_t)n_pages, sizeof *c.holders);
   c.free_pages = mem_alloc((size_t)n_pages, sizeof *c.free_pages);

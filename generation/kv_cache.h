@@ -21,7 +21,7 @@ typedef struct KvCache {
 
 /* Pages come from the arena (the caller pops them), the rest from malloc. n_pages * page_size must
  * fit an int32: slots are 32-bit. */
-KvCache kv_create(Arena *arena, AttnShape s, int n_layers, int n_pages, int page_size);
+KvCache kv_create(Arena *arena, AttnShape s, DType type, int n_layers, int n_pages, int page_size);
 void kv_destroy(KvCache *c);
 
 static inline int kv_pages_of(const KvCache *c, int tokens) {

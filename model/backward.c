@@ -13,7 +13,7 @@ static void mlp_backward(Model *m, const BlockParams *p, const BlockActs *a, Ten
   int64_t n = dy_NC.dim[0];
   int joined = up_joined(c);
   ArenaMark mark = arena_mark(m->arena);
-  Tensor dact_NF = push_f32(m, n, c->ffn), dup_NU = push_f32(m, n, up_width(c));
+  Tensor dact_NF = push_act(m, n, c->ffn), dup_NU = push_act(m, n, up_width(c));
   linear_backward_weight(m, dy_NC, a->act_NF, p->down, p->down_bias, 1);
   linear_backward_input(m, dy_NC, p->down, 1, 0, dact_NF);
   if (c->mlp == MLP_SWIGLU)
@@ -32,7 +32,7 @@ static void attention_backward(Model *m, const Packed *b, const BlockParams *p, 
   int64_t n = dy_NC.dim[0];
   AttnShape shape = model_attn_shape(m);
   ArenaMark mark = arena_mark(m->arena);
-  Tensor datt_NA = push_f32(m, n, attn_width(c)), dqkv_NQ = push_f32(m, n, qkv_width(c));
+  Tensor datt_NA = push_act(m, n, attn_width(c)), dqkv_NQ = push_act(m, n, qkv_width(c));
   linear_backward_weight(m, dy_NC, a->att_NA, p->o, p->o_bias, 1);
   linear_backward_input(m, dy_NC, p->o, 1, 0, datt_NA);
   m->ops->attention_bwd(m->device, datt_NA, a->qkv_NQ, a->att_NA, a->lse_NH, b->seg, shape,
@@ -49,22 +49,26 @@ static void attention_backward(Model *m, const Packed *b, const BlockParams *p, 
 }
 
 /* A norm in front of each sublayer: dx passes both residual sums as it is. */
-static void pre_norm_backward(Model *m, const Packed *b, const BlockParams *p, const BlockActs *a,
+static void pre_norm_backward(Model *m, const Packed *b, int layer, Keep keep, BlockActs *a,
                               Tensor dnorm_NC, Tensor dx_NC) {
+  const BlockParams *p = &m->params.block[layer];
   mlp_backward(m, p, a, a->norm2_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm2, dnorm_NC, a->mid_NC, a->stats2, dx_NC);
+  if (keep == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
   attention_backward(m, b, p, a, a->norm1_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm1, dnorm_NC, a->x_NC, a->stats1, dx_NC);
 }
 
 /* A norm behind each residual sum: the sum's gradient goes to both of its terms. */
-static void post_norm_backward(Model *m, const Packed *b, const BlockParams *p, const BlockActs *a,
+static void post_norm_backward(Model *m, const Packed *b, int layer, Keep keep, BlockActs *a,
                                Tensor dsum_NC, Tensor dx_NC) {
+  const BlockParams *p = &m->params.block[layer];
   device_zero(m->device, dsum_NC.data, tensor_bytes(dsum_NC));
   norm_backward(m, p->norm2, dx_NC, a->out_NC, a->stats2, dsum_NC);
   mlp_backward(m, p, a, a->norm1_NC, dsum_NC, 1, dsum_NC);
   device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
   norm_backward(m, p->norm1, dsum_NC, a->mid_NC, a->stats1, dx_NC);
+  if (keep == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
   attention_backward(m, b, p, a, a->x_NC, dx_NC, 1, dx_NC);
 }
 
@@ -85,7 +89,7 @@ static void embed_backward(Model *m, const Packed *b, const TrunkActs *t, Tensor
   if (at->positions >= 0)
     m->ops->embedding_bwd(m->device, b->place_N, dx_NC, zeropp_grad(m->zero, at->positions));
   if (at->project_in >= 0) {
-    dembed_NE = push_f32(m, b->n, embed_width(&m->config));
+    dembed_NE = push_act(m, b->n, embed_width(&m->config));
     zeropp_gather(m->zero, 0);
     linear_backward_weight(m, dx_NC, t->embed_NE, at->project_in, -1, 1);
     linear_backward_input(m, dx_NC, at->project_in, 1, 0, dembed_NE);
@@ -99,17 +103,18 @@ static void embed_backward(Model *m, const Packed *b, const TrunkActs *t, Tensor
 void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
   for (int l = m->config.n_layers - 1; l >= 0; l--) {
     int unit = unit_of_block(l);
-    const BlockParams *p = &m->params.block[l];
     BlockActs *a = &t->block[l];
     ArenaMark mark = arena_mark(m->arena);
     gather_downwards(m, unit);
     zeropp_open_grad(m->zero, unit);
-    if (t->keep == KEEP_INPUTS) recompute(m, b, l, a);
-    Tensor spare_NC = push_f32(m, b->n, m->config.hidden);
+    bool last = l == m->config.n_layers - 1; /* its buffers still hold what forward left */
+    if (t->keep == KEEP_INPUTS && !last) recompute(m, b, l, a);
+    Tensor spare_NC = push_act(m, b->n, m->config.hidden);
+    if (t->keep == KEEP_PRODUCTS) block_redo_mlp(m, l, a);
     if (m->config.post_norm)
-      post_norm_backward(m, b, p, a, spare_NC, dx_NC);
+      post_norm_backward(m, b, l, t->keep, a, spare_NC, dx_NC);
     else
-      pre_norm_backward(m, b, p, a, spare_NC, dx_NC);
+      pre_norm_backward(m, b, l, t->keep, a, spare_NC, dx_NC);
     zeropp_reduce(m->zero, unit);
     zeropp_release(m->zero, unit);
     arena_pop(m->arena, mark);

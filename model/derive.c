@@ -29,7 +29,7 @@ Model *model_derive(Model *from, const ModelOptions *o, Error *err) {
     int source = zeropp_find(from->zero, zeropp_spec(m->zero, i)->name);
     if (source < 0) {
       require(m->head == HEAD_SCALAR && is_head_param(m, i));
-      model_init_param(m, i, o->seed);
+      zeropp_init_param(m->zero, i, o->seed);
       continue;
     }
     /* The same shape on the same grid: this rank owns the same range of both. */
@@ -38,6 +38,7 @@ Model *model_derive(Model *from, const ModelOptions *o, Error *err) {
     const float *at = zeropp_shard(from->zero, STATE_MASTER, source, &source_start, &source_count);
     require(start == source_start && count == source_count);
     if (count > 0) memcpy(to, at, (size_t)count * sizeof(float));
+    zeropp_shard_written(m->zero, STATE_MASTER, i);
   }
   zeropp_weights_written(m->zero);
   return m;

@@ -7,7 +7,7 @@ FinalActs final_forward(Model *m, Tensor x_NC, Tensor delta_NC, bool backward_fo
   int64_t n = x_NC.dim[0];
   FinalActs f = {.norm_NC = x_NC};
   if (p->norm.weight >= 0) {
-    f.norm_NC = push_f32(m, n, m->config.hidden);
+    f.norm_NC = push_act(m, n, m->config.hidden);
     if (backward_follows) f.stats = norm_stats_push(m, n);
     norm_forward(m, p->norm, x_NC, delta_NC, f.norm_NC, f.stats);
   } else if (delta_NC.data) {
@@ -15,7 +15,7 @@ FinalActs final_forward(Model *m, Tensor x_NC, Tensor delta_NC, bool backward_fo
   }
   f.h_NE = f.norm_NC;
   if (p->project_out >= 0) {
-    f.h_NE = push_f32(m, n, embed_width(&m->config));
+    f.h_NE = push_act(m, n, embed_width(&m->config));
     linear(m, f.norm_NC, p->project_out, -1, 1, f.h_NE);
   }
   return f;
@@ -27,7 +27,7 @@ void final_backward(Model *m, const FinalActs *f, Tensor x_NC, Tensor dh_NE, Ten
   ArenaMark mark = arena_mark(m->arena);
   Tensor dnorm_NC = dh_NE;
   if (p->project_out >= 0) {
-    dnorm_NC = norm ? push_f32(m, x_NC.dim[0], m->config.hidden) : dx_NC;
+    dnorm_NC = norm ? push_act(m, x_NC.dim[0], m->config.hidden) : dx_NC;
     linear_backward_weight(m, dh_NE, f->norm_NC, p->project_out, -1, 1);
     linear_backward_input(m, dh_NE, p->project_out, 1, 0, dnorm_NC);
   }

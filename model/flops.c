@@ -42,8 +42,9 @@ double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, cons
 
 /* ---- memory: what forward.c, backward.c and head.c push, at the moment when most is alive ---- */
 
-typedef struct Widths { /* floats per token */
-  double block, block_stats, mlp_scratch, attn_scratch;
+typedef struct Widths {             /* elements per token */
+  double cheap, products, stats;    /* of a block, beside its residual */
+  double mlp_scratch, attn_scratch; /* of a block's backward */
   double embed, final, final_stats; /* beside the residual */
   double embed_scratch, final_scratch;
 } Widths;
@@ -53,8 +54,9 @@ static Widths widths(const ModelConfig *c) {
   double up = (double)up_width(c), ffn = c->ffn, stats = c->norm == NORM_LAYER ? 2 : 1;
   double width = (double)embed_width(c);
   bool projects = embed_width(c) != c->hidden, norm = has_final_norm(c);
-  Widths w = {.block = 3 * hidden + q + att + up + ffn, /* norms, qkv, att, mid, up, act */
-              .block_stats = 2 * stats + (double)c->n_heads,
+  Widths w = {.cheap = hidden * (c->post_norm ? 1 : 2) + ffn,
+              .products = hidden * (c->post_norm ? 2 : 1) + q + att + up,
+              .stats = 2 * stats + (double)c->n_heads,
               .mlp_scratch = up + ffn,
               .attn_scratch = att + q,
               .embed = projects ? width : 0,
@@ -63,42 +65,52 @@ static Widths widths(const ModelConfig *c) {
               .embed_scratch = projects ? width : 0,
               .final_scratch = projects && norm ? hidden : 0};
   if (c->qk_norm) {
-    w.block += q;
-    w.block_stats += (double)(c->n_heads + c->n_kv_heads);
+    w.cheap += q;
+    w.stats += (double)(c->n_heads + c->n_kv_heads);
   }
   return w;
 }
 
-static double head_floats(const ModelConfig *c, HeadKind head, double n_rows, bool train) {
+/* Elements of the compute type take `act` bytes, the others four. */
+static double head_bytes(const ModelConfig *c, HeadKind head, double n_rows, const PassPlan *p,
+                         double act) {
+  const double f32 = sizeof(float);
   double width = (double)embed_width(c);
-  double per_row = width + 1.0 + (train ? width + 1.0 : 0); /* h, value; dh, dvalue */
-  if (head == HEAD_SCALAR) return n_rows * (per_row + 1);
-  double chunk = (double)head_chunk_rows(c);
+  double h = act * width * (p->train ? 2 : 1); /* and its gradient */
+  if (head == HEAD_SCALAR)
+    return n_rows * (h + f32 * 2 + (p->train ? act : 0)); /* row, value, its gradient */
+  double chunk = (double)head_chunk_rows(c, p->device), logits = f32 * c->vocab_size;
   if (chunk > n_rows) chunk = n_rows;
-  return chunk * (per_row + c->vocab_size + 6);
+  if (p->train && p->compute != DT_F32) logits += act * c->vocab_size;
+  return chunk * (h + logits + f32 * (p->train ? 7 : 5));
 }
 
 static double most(double a, double b) { return a > b ? a : b; }
 
-uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, bool train,
-                                bool recompute) {
+/* Blocks whose buffers are alive together. */
+static double block_bytes(const ModelConfig *c, const Widths *w, const PassPlan *p, double act) {
+  double layers = c->n_layers, f32 = sizeof(float);
+  if (!p->train) return act * (w->cheap + w->products);
+  double cheap = p->recompute == RECOMPUTE_NONE ? layers : 1;
+  double products = p->recompute == RECOMPUTE_FULL ? 1 : layers;
+  return act * (layers * c->hidden + cheap * w->cheap + products * w->products) +
+         f32 * products * w->stats;
+}
+
+uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, PassPlan p) {
   Widths w = widths(c);
-  double n = (double)n_tokens, hidden = c->hidden, layers = c->n_layers;
-  double before = n * (hidden + w.embed + 2), after, backward = 0; /* x and the ids; the final's */
-  double learned = c->rope == ROPE_NONE ? n * hidden : 0;          /* rows of the positions */
-  double blocks = n * w.block;
-  if (!train) {
-    after = n * w.final;
-  } else {
-    double full_blocks = recompute ? 1 : layers;
-    blocks = n * (layers * hidden + full_blocks * (w.block + w.block_stats));
-    after = n * (w.final + w.final_stats + (double)embed_width(c)); /* and the head's gradient */
-    double scratch = hidden + most(w.mlp_scratch, w.attn_scratch);  /* of a block, in backward */
-    backward = n * (hidden + most(most(scratch, w.embed_scratch), w.final_scratch));
+  const double f32 = sizeof(float);
+  double n = (double)n_tokens, hidden = c->hidden, act = (double)dtype_size(p.compute);
+  double before = n * (act * (hidden + w.embed) + 3 * f32);     /* x; ids, places and offsets */
+  double learned = c->rope == ROPE_NONE ? n * act * hidden : 0; /* rows of the positions */
+  double blocks = n * block_bytes(c, &w, &p, act), after = n * act * w.final, backward = 0;
+  if (p.train) {
+    after += n * (f32 * w.final_stats + act * (double)embed_width(c)); /* and the head's gradient */
+    double scratch = hidden + most(w.mlp_scratch, w.attn_scratch);
+    backward = n * act * (hidden + most(most(scratch, w.embed_scratch), w.final_scratch));
   }
-  double at_head = head_floats(c, head, n, train);
-  double floats = before + most(learned, blocks + after + most(at_head, backward));
+  double at_head = head_bytes(c, head, n, &p, act);
+  double bytes = before + most(learned, blocks + after + most(at_head, backward));
   enum { TENSORS_PER_BLOCK = 20, ALIGNMENT = 64 };
-  return (uint64_t)(floats * sizeof(float)) +
-         (uint64_t)(c->n_layers + 2) * TENSORS_PER_BLOCK * ALIGNMENT;
+  return (uint64_t)bytes + (uint64_t)(c->n_layers + 2) * TENSORS_PER_BLOCK * ALIGNMENT;
 }

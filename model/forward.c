@@ -41,6 +41,7 @@ Packed packed_upload(Model *m, Batch b) {
   fill_places(m, b, place);
   p.tokens_N = push_i32(m, p.n, b.tokens);
   p.place_N = push_i32(m, p.n, place);
+  p.seg.device_offsets = push_i32(m, b.n_seqs ? b.n_seqs + 1 : 0, b.offsets);
   free(place);
   return p;
 }
@@ -58,21 +59,26 @@ AttnShape model_attn_shape(const Model *m) {
 
 /* ---- one block ---- */
 
-/* All buffers but x and what the next block enters with: out, or with post-norm norm2. Statistics
- * only where a backward reads them. */
-static void block_acts_push(Model *m, int n, bool backward_follows, BlockActs *a) {
+/* Buffers of a block are all but x and what the next block enters with: out, or with post-norm
+ * norm2. These are cheap to compute again from the others. */
+static void push_cheap(Model *m, int n, BlockActs *a) {
   const ModelConfig *c = &m->config;
-  *a = (BlockActs){.norm1_NC = push_f32(m, n, c->hidden)};
-  a->raw_NQ = a->qkv_NQ = push_f32(m, n, qkv_width(c));
-  if (c->qk_norm) a->raw_NQ = push_f32(m, n, qkv_width(c));
-  a->att_NA = push_f32(m, n, attn_width(c));
-  a->mid_NC = push_f32(m, n, c->hidden);
-  if (c->post_norm)
-    a->out_NC = push_f32(m, n, c->hidden);
-  else
-    a->norm2_NC = push_f32(m, n, c->hidden);
-  a->up_NU = push_f32(m, n, up_width(c));
-  a->act_NF = push_f32(m, n, c->ffn);
+  a->norm1_NC = push_act(m, n, c->hidden);
+  if (!c->post_norm) a->norm2_NC = push_act(m, n, c->hidden);
+  if (c->qk_norm) a->qkv_NQ = push_act(m, n, qkv_width(c));
+  a->act_NF = push_act(m, n, c->ffn);
+}
+
+/* Products of matrices, attention, and sums with the residual; statistics only where a backward
+ * reads them. */
+static void push_products(Model *m, int n, bool backward_follows, BlockActs *a) {
+  const ModelConfig *c = &m->config;
+  a->raw_NQ = push_act(m, n, qkv_width(c));
+  if (!c->qk_norm) a->qkv_NQ = a->raw_NQ;
+  a->att_NA = push_act(m, n, attn_width(c));
+  a->mid_NC = push_act(m, n, c->hidden);
+  if (c->post_norm) a->out_NC = push_act(m, n, c->hidden);
+  a->up_NU = push_act(m, n, up_width(c));
   if (!backward_follows) return;
   a->stats1 = norm_stats_push(m, n);
   a->stats2 = norm_stats_push(m, n);
@@ -80,17 +86,23 @@ static void block_acts_push(Model *m, int n, bool backward_follows, BlockActs *a
   if (c->qk_norm) a->qk_rstd_NH = push_f32(m, n, c->n_heads + c->n_kv_heads);
 }
 
-static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N, AttnCall call,
-                              BlockActs *a) {
-  const BlockParams *p = &m->params.block[layer];
+/* From raw to qkv: norms of heads and rotation, in place without norms. */
+static void place_heads(Model *m, const BlockParams *p, Tensor place_N, BlockActs *a) {
   AttnShape shape = model_attn_shape(m);
-  linear(m, in_NC, p->qkv, p->qkv_bias, 3, a->raw_NQ);
   if (m->config.qk_norm)
     m->ops->qk_norm_fwd(m->device, a->raw_NQ, zeropp_weight(m->zero, p->q_norm),
                         zeropp_weight(m->zero, p->k_norm), m->config.norm_eps, shape, a->qkv_NQ,
                         a->qk_rstd_NH);
   if (m->config.rope != ROPE_NONE)
     m->ops->rope(m->device, a->qkv_NQ, place_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, false);
+}
+
+static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N, AttnCall call,
+                              BlockActs *a) {
+  const BlockParams *p = &m->params.block[layer];
+  AttnShape shape = model_attn_shape(m);
+  linear(m, in_NC, p->qkv, p->qkv_bias, 3, a->raw_NQ);
+  place_heads(m, p, place_N, a);
   if (call.attend)
     call.attend(call.ctx, layer, a->qkv_NQ, a->att_NA);
   else
@@ -98,13 +110,17 @@ static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N,
   linear(m, a->att_NA, p->o, p->o_bias, 1, a->mid_NC);
 }
 
-static void mlp_forward(Model *m, int layer, Tensor in_NC, BlockActs *a) {
-  const BlockParams *p = &m->params.block[layer];
-  linear(m, in_NC, p->up, p->up_bias, up_joined(&m->config), a->up_NU);
+static void activate(Model *m, BlockActs *a) {
   if (m->config.mlp == MLP_SWIGLU)
     m->ops->swiglu_fwd(m->device, a->up_NU, a->act_NF);
   else
     m->ops->act_fwd(m->device, m->config.activation, a->up_NU, a->act_NF);
+}
+
+static void mlp_forward(Model *m, int layer, Tensor in_NC, BlockActs *a) {
+  const BlockParams *p = &m->params.block[layer];
+  linear(m, in_NC, p->up, p->up_bias, up_joined(&m->config), a->up_NU);
+  activate(m, a);
   if (a->out_NC.data) linear(m, a->act_NF, p->down, p->down_bias, 1, a->out_NC);
 }
 
@@ -125,21 +141,37 @@ void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor de
   mlp_forward(m, layer, a->norm2_NC, a);
 }
 
+/* Residuals are whole by now, so that the norms have nothing to add. */
+void block_redo_mlp(Model *m, int layer, BlockActs *a) {
+  const BlockParams *p = &m->params.block[layer];
+  if (m->config.post_norm)
+    norm_forward(m, p->norm1, a->mid_NC, absent(), a->norm1_NC, a->stats1);
+  else
+    norm_forward(m, p->norm2, a->mid_NC, absent(), a->norm2_NC, a->stats2);
+  activate(m, a);
+}
+
+void block_redo_attention(Model *m, int layer, Tensor place_N, BlockActs *a) {
+  const BlockParams *p = &m->params.block[layer];
+  if (!m->config.post_norm) norm_forward(m, p->norm1, a->x_NC, absent(), a->norm1_NC, a->stats1);
+  if (m->config.qk_norm) place_heads(m, p, place_N, a); /* else raw is rotated in place */
+}
+
 /* ---- all blocks ---- */
 
 /* Token embedding, projected to the width of the blocks, plus learned positions. */
 static void embed(Model *m, const Packed *p, TrunkActs *t) {
   const ModelParams *at = &m->params;
-  t->x_NC = push_f32(m, p->n, m->config.hidden);
+  t->x_NC = push_act(m, p->n, m->config.hidden);
   t->embed_NE = absent();
-  if (at->project_in >= 0) t->embed_NE = push_f32(m, p->n, embed_width(&m->config));
+  if (at->project_in >= 0) t->embed_NE = push_act(m, p->n, embed_width(&m->config));
   gather_upwards(m, 0);
   m->ops->embedding_fwd(m->device, p->tokens_N, zeropp_weight(m->zero, at->embedding),
                         at->project_in >= 0 ? t->embed_NE : t->x_NC);
   if (at->project_in >= 0) linear(m, t->embed_NE, at->project_in, -1, 1, t->x_NC);
   if (at->positions >= 0) {
     ArenaMark mark = arena_mark(m->arena);
-    Tensor positions_NC = push_f32(m, p->n, m->config.hidden);
+    Tensor positions_NC = push_act(m, p->n, m->config.hidden);
     m->ops->embedding_fwd(m->device, p->place_N, zeropp_weight(m->zero, at->positions),
                           positions_NC);
     m->ops->axpy(m->device, 1, positions_NC, t->x_NC);
@@ -149,9 +181,20 @@ static void embed(Model *m, const Packed *p, TrunkActs *t) {
 }
 
 /* What is kept decides which buffers are fresh in each block and which all blocks share; the
- * leaving one becomes the next block's x: KEEP_ALL     everything fresh; KEEP_INPUTS  the leaving
- * one fresh, the rest shared; KEEP_NOTHING the leaving one overwrites x, which is dead once mid
- * holds the residual. */
+ * leaving one becomes the next block's x. It is fresh, too, but for KEEP_NOTHING: there it
+ * overwrites x, which is dead once mid holds the residual. */
+static void block_acts_push(Model *m, int n, Keep keep, int layer, TrunkActs *t) {
+  const ModelConfig *c = &m->config;
+  BlockActs *a = &t->block[layer];
+  if (layer > 0) *a = t->block[layer - 1];
+  if (layer == 0 || keep == KEEP_ALL) push_cheap(m, n, a);
+  if (layer == 0 || keep >= KEEP_PRODUCTS) push_products(m, n, keep != KEEP_NOTHING, a);
+  a->x_NC = t->x_NC;
+  Tensor leaving_NC = keep == KEEP_NOTHING ? a->x_NC : push_act(m, n, c->hidden);
+  *(c->post_norm ? &a->norm2_NC : &a->out_NC) = leaving_NC;
+  t->x_NC = leaving_NC;
+}
+
 void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkActs *t) {
   const ModelConfig *c = &m->config;
   t->keep = keep;
@@ -160,17 +203,10 @@ void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkAct
   t->delta_NC = absent();
   for (int l = 0; l < c->n_layers; l++) {
     BlockActs *a = &t->block[l];
-    if (l == 0 || keep == KEEP_ALL)
-      block_acts_push(m, p->n, keep != KEEP_NOTHING, a);
-    else
-      *a = t->block[l - 1];
-    a->x_NC = t->x_NC;
-    Tensor leaving_NC = keep == KEEP_NOTHING ? a->x_NC : push_f32(m, p->n, c->hidden);
-    *(c->post_norm ? &a->norm2_NC : &a->out_NC) = leaving_NC;
+    block_acts_push(m, p->n, keep, l, t);
     gather_upwards(m, unit_of_block(l));
     block_forward(m, l, p->place_N, call, t->delta_NC, a);
     zeropp_release(m->zero, unit_of_block(l));
-    t->x_NC = leaving_NC;
     t->delta_NC = c->post_norm ? absent() : a->mid_NC;
   }
 }

@@ -55,7 +55,9 @@ typedef struct RopeTable {
 struct Model {
   ModelConfig config;
   HeadKind head;
-  bool trainable, recompute;
+  bool trainable;
+  Recompute recompute;
+  DType compute; /* of weights and activations */
   Device *device;
   const Ops *ops;
   Grid *grid;
@@ -70,8 +72,6 @@ struct Model {
 
 /* Everything but the values of the weights. */
 Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o);
-/* N(0, init_std), ones or zeros for one parameter, keyed like zeropp_init_random. */
-void model_init_param(Model *m, int param, uint64_t seed);
 
 static inline int unit_of_block(int layer) { return 1 + layer; }
 static inline int unit_of_head(const Model *m) { return 1 + m->config.n_layers; }
@@ -108,16 +108,20 @@ void gather_downwards(Model *m, int unit); /* the same for backward */
 void prefetch_last_blocks(Model *m);       /* those that backward begins with */
 
 /* ---- arena tensors ---- */
+Tensor push_act(Model *m, int64_t rows, int64_t cols); /* of the compute type */
 Tensor push_f32(Model *m, int64_t rows, int64_t cols);
 Tensor push_f32_1d(Model *m, int64_t n);
 Tensor push_i32(Model *m, int64_t n, const int32_t *host); /* uploaded */
 static inline Tensor absent(void) { return (Tensor){0}; }
 static inline Tensor rows_of(Tensor x, int64_t first, int64_t n) { /* rows of a matrix */
-  float *at = tensor_f32(x) + first * x.dim[1];
+  char *at = (char *)x.data + (size_t)(first * x.dim[1]) * dtype_size(x.dtype);
   return tensor_2d(at, x.dtype, n, x.dim[1]);
 }
 
 /* ---- pieces of a block (layers.c) ---- */
+
+/* C += a^T b, for the gradient C of a matrix. */
+void grad_gemm(Model *m, Tensor a, Tensor b, int param, int n_joined);
 
 /* y = x W^T + b; n_joined parameters stand for one matrix. bias < 0: none. */
 void linear(Model *m, Tensor x, int weight, int bias, int n_joined, Tensor y);
@@ -162,8 +166,9 @@ typedef struct BlockActs {
 } BlockActs;
 
 typedef enum Keep {
-  KEEP_NOTHING, /* inference: one set of buffers for all blocks */
-  KEEP_INPUTS,  /* recomputation: each block's x only */
+  KEEP_NOTHING,  /* inference: one set of buffers for all blocks */
+  KEEP_INPUTS,   /* full recomputation: each block's x only */
+  KEEP_PRODUCTS, /* selective: what matrix products and attention made, and residuals */
   KEEP_ALL
 } Keep;
 typedef struct TrunkActs {
@@ -183,6 +188,9 @@ typedef struct AttnCall {
 
 void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor delta_NC,
                    BlockActs *a);
+/* What KEEP_PRODUCTS left out: first the MLP's side of the block, then attention's. */
+void block_redo_mlp(Model *m, int layer, BlockActs *a);
+void block_redo_attention(Model *m, int layer, Tensor place_N, BlockActs *a);
 void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkActs *t);
 void trunk_free(TrunkActs *t);
 /* dx_NC: gradient of the last block's residual output; overwritten. Reduces units 0 .. n_layers. */
@@ -211,7 +219,7 @@ void final_backward(Model *m, const FinalActs *f, Tensor x_NC, Tensor dh_NE, Ten
 void head_gather(Model *m);
 void head_release(Model *m);
 /* The rest needs them FULL. */
-int64_t head_chunk_rows(const ModelConfig *c);
+int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device);
 Tensor head_weight(const Model *m);
 
 /* Wanted rows of the packed batch and what they are for. */

@@ -1,14 +1,23 @@
 /* The pieces that blocks are made of: linear maps and norms, forward and backward. Weight gradients
- * accumulate (beta = 1) straight into the gradient buffers. */
+ * accumulate straight into the gradient buffers. */
 #include "model/internal.h"
 
+void grad_gemm(Model *m, Tensor a, Tensor b, int param, int n_joined) {
+  float beta;
+  Tensor g = zeropp_grad_into(m->zero, param, n_joined, &beta);
+  m->ops->gemm(m->device, GEMM_TN, 1, a, b, beta, g);
+}
+
 void linear(Model *m, Tensor x, int weight, int bias, int n_joined, Tensor y) {
-  m->ops->gemm(m->device, GEMM_NT, 1, x, zeropp_weight_joined(m->zero, weight, n_joined), 0, y);
-  if (bias >= 0) m->ops->bias_add(m->device, y, zeropp_weight_joined(m->zero, bias, n_joined));
+  Tensor w = zeropp_weight_joined(m->zero, weight, n_joined);
+  if (bias >= 0)
+    m->ops->linear_bias(m->device, x, w, zeropp_weight_joined(m->zero, bias, n_joined), y);
+  else
+    m->ops->gemm(m->device, GEMM_NT, 1, x, w, 0, y);
 }
 
 void linear_backward_weight(Model *m, Tensor dy, Tensor x, int weight, int bias, int n_joined) {
-  m->ops->gemm(m->device, GEMM_TN, 1, dy, x, 1, zeropp_grad_joined(m->zero, weight, n_joined));
+  grad_gemm(m, dy, x, weight, n_joined);
   if (bias >= 0) m->ops->bias_grad(m->device, dy, zeropp_grad_joined(m->zero, bias, n_joined));
 }
 

@@ -215,7 +215,7 @@ static int read_params(Model *m, const Checkpoint *c, const ModelOptions *o, Err
     const ParamSpec *spec = zeropp_spec(m->zero, i);
     TensorPlace p = place_in(c, spec);
     if (!p.name[0]) {
-      model_init_param(m, i, o->seed);
+      zeropp_init_param(m->zero, i, o->seed);
       continue;
     }
     int64_t start, count;
@@ -223,6 +223,7 @@ static int read_params(Model *m, const Checkpoint *c, const ModelOptions *o, Err
     Source source = {.err = err};
     source.entry = stset_find(c->set, p.name, &source.file);
     if (place_read(&p, spec, start, count, w, read_run, &source)) return -1;
+    zeropp_shard_written(m->zero, STATE_MASTER, i);
   }
   return 0;
 }

@@ -1,5 +1,4 @@
 /* A Model: its config, its sharded parameters, and the small things every call needs. */
-#include "core/rng.h"
 #include "model/internal.h"
 
 Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o) {
@@ -11,6 +10,7 @@ Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const M
   m->head = o->head;
   m->trainable = o->trainable;
   m->recompute = o->recompute;
+  m->compute = o->zero.compute;
   m->device = d;
   m->ops = device_ops(d);
   m->grid = g;
@@ -28,19 +28,6 @@ Model *model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c, cons
   Model *m = model_new(d, g, arena, c, o);
   zeropp_init_random(m->zero, o->seed);
   return m;
-}
-
-void model_init_param(Model *m, int param, uint64_t seed) {
-  const ParamSpec *s = zeropp_spec(m->zero, param);
-  int64_t start, count;
-  float *w = zeropp_shard(m->zero, STATE_MASTER, param, &start, &count);
-  uint64_t stream = rng_hash(s->name);
-  for (int64_t i = 0; i < count; i++) {
-    if (s->init == INIT_NORMAL)
-      w[i] = s->init_std * rng_normal(seed, stream, (uint64_t)(start + i));
-    else
-      w[i] = s->init == INIT_ONES ? 1.0F : 0.0F;
-  }
 }
 
 void model_free(Model *m) {
@@ -72,6 +59,7 @@ ZeroPP *model_zero(Model *m) { return m->zero; }
 Device *model_device(Model *m) { return m->device; }
 Grid *model_grid(Model *m) { return m->grid; }
 Arena *model_arena(Model *m) { return m->arena; }
+DType model_compute(const Model *m) { return m->compute; }
 double model_flops_done(const Model *m) { return m->flops; }
 
 /* ---- arena tensors ---- */
@@ -80,6 +68,10 @@ double model_flops_done(const Model *m) { return m->flops; }
 static void *push_bytes(Model *m, int64_t n, size_t size) {
   size_t bytes = (size_t)n * size;
   return arena_push(m->arena, bytes ? bytes : 1);
+}
+
+Tensor push_act(Model *m, int64_t rows, int64_t cols) {
+  return tensor_2d(push_bytes(m, rows * cols, dtype_size(m->compute)), m->compute, rows, cols);
 }
 
 Tensor push_f32(Model *m, int64_t rows, int64_t cols) {

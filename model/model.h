@@ -81,10 +81,18 @@ typedef struct TensorPlace {
 TensorPlace model_place(const ModelConfig *c, const ParamSpec *s);
 
 typedef struct Model Model;
+/* What a training forward leaves out of its memory, to be computed again in the backward pass. The
+ * results are the same bits in all modes. */
+typedef enum Recompute {
+  RECOMPUTE_NONE,
+  RECOMPUTE_FULL,     /* all but the blocks' inputs: a third more arithmetic */
+  RECOMPUTE_SELECTIVE /* what memory bounds: norms, activations, rotated queries and keys that were
+                         normalized. Products of matrices and attention are kept */
+} Recompute;
 typedef struct ModelOptions {
   HeadKind head;
   bool trainable;
-  bool recompute; /* store block inputs only; run each block's forward again in backward */
+  Recompute recompute;
   bool init_head; /* HEAD_SCALAR on a checkpoint without one: start it at random instead of refusing
                    */
   uint64_t seed;  /* for init */
@@ -132,6 +140,7 @@ ZeroPP *model_zero(Model *m);
 Device *model_device(Model *m);
 Grid *model_grid(Model *m);
 Arena *model_arena(Model *m);
+DType model_compute(const Model *m); /* of weights and activations: F32 or BF16 */
 double model_flops_done(
     const Model *m); /* model FLOPs since creation, this rank: 2 per multiply-add of
 the matrices and causal attention from real lengths, backward twice, no recomputation counted */
@@ -192,7 +201,12 @@ AttnShape model_attn_shape(const Model *m);
 double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, const int32_t *lengths,
                            int64_t n_rows);
 /* Activation bytes of one micro-batch of n_tokens (the memory plan). */
-uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, bool train,
-                                bool recompute);
+typedef struct PassPlan {
+  DeviceKind device;
+  DType compute;
+  bool train;
+  Recompute recompute; /* counts in training */
+} PassPlan;
+uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, PassPlan p);
 
 #endif

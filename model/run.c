@@ -54,7 +54,7 @@ void model_logits(Model *m, Batch b, int n_rows, const int32_t *rows, float *log
   require(m->head == HEAD_LM);
   Inference f = inference_begin(m, b, n_rows);
   if (n_rows > 0) {
-    Tensor rows_R = push_i32(m, n_rows, rows), h_RE = push_f32(m, n_rows, embed_width(&m->config));
+    Tensor rows_R = push_i32(m, n_rows, rows), h_RE = push_act(m, n_rows, embed_width(&m->config));
     Tensor out_RV = push_f32(m, n_rows, m->config.vocab_size);
     m->ops->gather_rows(m->device, f.h_NE, rows_R, h_RE);
     m->ops->gemm(m->device, GEMM_NT, 1, h_RE, head_weight(m), 0, out_RV);
@@ -73,15 +73,21 @@ typedef struct Training {
   Tensor dh_NE; /* starts at zero: the head adds to wanted rows */
 } Training;
 
+static Keep what_to_keep(const Model *m) {
+  static const Keep keep[] = {[RECOMPUTE_NONE] = KEEP_ALL,
+                              [RECOMPUTE_FULL] = KEEP_INPUTS,
+                              [RECOMPUTE_SELECTIVE] = KEEP_PRODUCTS};
+  return keep[m->recompute];
+}
+
 /* Forward up to the head, whose units are then FULL with open gradients. */
 static Training training_begin(Model *m, Batch b, int n_rows) {
   require(m->trainable);
   Training t = {.mark = arena_mark(m->arena)};
   m->flops += 3 * batch_flops(m, b, n_rows);
   t.batch = packed_upload(m, b);
-  trunk_forward(m, &t.batch, (AttnCall){.seg = t.batch.seg}, m->recompute ? KEEP_INPUTS : KEEP_ALL,
-                &t.trunk);
-  t.dh_NE = push_f32(m, t.batch.n, embed_width(&m->config));
+  trunk_forward(m, &t.batch, (AttnCall){.seg = t.batch.seg}, what_to_keep(m), &t.trunk);
+  t.dh_NE = push_act(m, t.batch.n, embed_width(&m->config));
   device_zero(m->device, t.dh_NE.data, tensor_bytes(t.dh_NE));
   head_gather(m);
   prefetch_last_blocks(m);
@@ -93,7 +99,7 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
 
 /* The final norm's backward, then the trunk's. A tied embedding's gradient stays open for both. */
 static void training_end(Model *m, Training *t) {
-  Tensor dx_NC = push_f32(m, t->batch.n, m->config.hidden);
+  Tensor dx_NC = push_act(m, t->batch.n, m->config.hidden);
   final_backward(m, &t->final, t->trunk.x_NC, t->dh_NE, dx_NC);
   if (head_has_unit(m)) zeropp_reduce(m->zero, unit_of_head(m));
   head_release(m);

@@ -28,8 +28,8 @@ static void step_head(Model *m, const TrunkActs *t, int n_rows, const int32_t *r
                       Tensor logits_RV) {
   const Ops *op = m->ops;
   int hidden = m->config.hidden;
-  Tensor rows_R = push_i32(m, n_rows, rows), x_RC = push_f32(m, n_rows, hidden);
-  Tensor delta_RC = t->delta_NC.data ? push_f32(m, n_rows, hidden) : absent();
+  Tensor rows_R = push_i32(m, n_rows, rows), x_RC = push_act(m, n_rows, hidden);
+  Tensor delta_RC = t->delta_NC.data ? push_act(m, n_rows, hidden) : absent();
   op->gather_rows(m->device, t->x_NC, rows_R, x_RC);
   if (delta_RC.data) op->gather_rows(m->device, t->delta_NC, rows_R, delta_RC);
   Tensor h_RE = final_forward(m, x_RC, delta_RC, false).h_NE;

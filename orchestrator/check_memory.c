@@ -12,8 +12,9 @@ static PlannedStage plan_common(const Session *s, StageKind kind, int64_t batch_
   return (PlannedStage){.name = stage_name(kind),
                         .nodes = s->grid->nodes,
                         .local = s->grid->local,
-                        .zero = zeropp_config(r),
-                        .recompute = strcmp(r->zeropp.recompute, "full") == 0,
+                        .zero = session_zeropp(s),
+                        .device = device_kind(s->device),
+                        .recompute = recompute_parse(r->zeropp.recompute),
                         .micro_tokens = r->batch.micro_tokens,
                         .longest = s->longest[kind],
                         .batch_tokens = batch_sequences * s->longest[kind]};

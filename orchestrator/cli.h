@@ -26,7 +26,7 @@ typedef struct Option {
   const char *dflt;
 } Option;
 
-enum { MAX_OPTIONS = 16, MAX_OPERANDS = 4 };
+enum { MAX_OPTIONS = 32, MAX_OPERANDS = 4 };
 typedef struct Args {
   const struct Command *command;
   const char *operand[MAX_OPERANDS];
@@ -51,6 +51,7 @@ CliResult args_parse(const Command *c, int argc, char **argv, Args *out, Error *
 void args_free(Args *a);
 bool args_given(const Args *a, const char *option);
 const char *args_text(const Args *a, const char *option); /* NULL: not given */
+const char *args_word(const Args *a, const char *option); /* or the default */
 int64_t args_int(const Args *a, const char *option);      /* or the default */
 double args_float(const Args *a, const char *option);
 /* Exactly one of the options (parted by spaces) must be given: its name, or NULL and a message. */
@@ -80,8 +81,21 @@ typedef struct Engine {
   Tokenizer *tokenizer; /* NULL when there is none and none was needed */
 } Engine;
 typedef enum TokenizerNeed { TOKENIZER_NEEDED, TOKENIZER_IF_THERE } TokenizerNeed;
-/* head: HEAD_LM, or -1 for whatever the checkpoint has. */
-int engine_open(Engine *e, const char *dir, int head, TokenizerNeed need, Error *err);
+/* head: HEAD_LM, or -1 for whatever the checkpoint has. device, precision: as in a recipe's run. */
+typedef struct EngineOptions {
+  const char *dir, *device, *precision;
+  int head;
+  TokenizerNeed need;
+} EngineOptions;
+int engine_open(Engine *e, const EngineOptions *o, Error *err);
+#define DEVICE_OPTIONS                                                                             \
+  {"--device", OPT_TEXT, "NAME", "cpu, cuda, or auto: cuda where there is a GPU", .dflt = "auto"}, \
+  {                                                                                                \
+    "--precision", OPT_TEXT, "NAME", "float32, bfloat16, or auto: bfloat16 on cuda",               \
+        .dflt = "auto"                                                                             \
+  }
+/* Of DEVICE_OPTIONS; CLI_USAGE with a message. */
+CliResult args_device(const Args *a, const char **device, const char **precision, Error *err);
 void engine_close(Engine *e);
 
 /* Sequences of a JSON Lines file: {"tokens": [..]} or {"text": ".."} (cli_input.c). Rank 0. */

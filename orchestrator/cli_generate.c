@@ -224,7 +224,9 @@ static CliResult run_generate(const Args *a, Error *err) {
   if (!input || check_args(a, input, err)) return CLI_USAGE;
   Generation g = {.samples = (int)args_int(a, "--samples")};
   TokenizerNeed need = strcmp(input, "--tokens") ? TOKENIZER_NEEDED : TOKENIZER_IF_THERE;
-  int rc = engine_open(&g.e, args_text(a, "--model"), HEAD_LM, need, err);
+  EngineOptions o = {.dir = args_text(a, "--model"), .head = HEAD_LM, .need = need};
+  if (args_device(a, &o.device, &o.precision, err)) return CLI_USAGE;
+  int rc = engine_open(&g.e, &o, err);
   if (!rc && args_given(a, "--chat"))
     rc = comm_agree(g.e.grid->all, open_chat(&g, args_text(a, "--model"), err), err);
   if (!rc) {
@@ -264,5 +266,6 @@ const Command command_generate = {
           .above_lo = true, .dflt = "1"},
          {"--greedy", OPT_FLAG, NULL, "always the likeliest token", .dflt = NULL},
          {"--seed", OPT_INT, "N", "of sampling", 0, 9007199254740991.0, .dflt = "0"},
-         {"--samples", OPT_INT, "N", "answers to each prompt", 1, 1000000, .dflt = "1"}},
+         {"--samples", OPT_INT, "N", "answers to each prompt", 1, 1000000, .dflt = "1"},
+         DEVICE_OPTIONS},
     .run = run_generate};

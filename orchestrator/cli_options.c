@@ -147,6 +147,30 @@ static const char *value_or_default(const Args *a, const char *option) {
   return a->value[i] ? a->value[i] : a->command->options[i].dflt;
 }
 
+const char *args_word(const Args *a, const char *option) { return value_or_default(a, option); }
+
+static bool is_one_of(const char *word, const char *const *words) {
+  for (; *words; words++)
+    if (!strcmp(word, *words)) return true;
+  return false;
+}
+
+CliResult args_device(const Args *a, const char **device, const char **precision, Error *err) {
+  static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
+  static const char *const precisions[] = {"auto", "float32", "bfloat16", "fp32", NULL};
+  *device = args_word(a, "--device");
+  *precision = args_word(a, "--precision");
+  if (!is_one_of(*device, devices)) {
+    error_set(err, "--device: found \"%s\"; expected auto, cpu or cuda", *device);
+    return CLI_USAGE;
+  }
+  if (!is_one_of(*precision, precisions)) {
+    error_set(err, "--precision: found \"%s\"; expected auto, float32 or bfloat16", *precision);
+    return CLI_USAGE;
+  }
+  return CLI_OK;
+}
+
 int64_t args_int(const Args *a, const char *option) {
   return strtoll(value_or_default(a, option), NULL, 10);
 }

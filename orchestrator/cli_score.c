@@ -122,7 +122,10 @@ static CliResult run_score(const Args *a, Error *err) {
   }
   bool as_text = !strcmp(input, "--text");
   Engine e;
-  int rc = engine_open(&e, dir, -1, as_text ? TOKENIZER_NEEDED : TOKENIZER_IF_THERE, err);
+  EngineOptions o = {
+      .dir = dir, .head = -1, .need = as_text ? TOKENIZER_NEEDED : TOKENIZER_IF_THERE};
+  if (args_device(a, &o.device, &o.precision, err)) return CLI_USAGE;
+  int rc = engine_open(&e, &o, err);
   if (!rc) rc = score_file(&e, args_text(a, input), as_text, err);
   engine_close(&e);
   return rc ? CLI_FAILED : CLI_OK;
@@ -143,5 +146,6 @@ const Command command_score = {
                 {"--tokens", OPT_TEXT, "FILE",
                  "JSON Lines of {\"tokens\": [..]}; - is standard input", .dflt = NULL},
                 {"--text", OPT_TEXT, "FILE",
-                 "JSON Lines of {\"text\": \"..\"}; - is standard input", .dflt = NULL}},
+                 "JSON Lines of {\"text\": \"..\"}; - is standard input", .dflt = NULL},
+                DEVICE_OPTIONS},
     .run = run_score};

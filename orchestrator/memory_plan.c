@@ -29,6 +29,10 @@ static void add_model(const PlannedStage *s, const PlannedModel *m, MemoryNeed *
 
 /* ---- what a phase takes ---- */
 
+static PassPlan pass_plan(const PlannedStage *s, bool train) {
+  return (PassPlan){s->device, s->zero.compute, train, s->recompute};
+}
+
 static uint64_t activation_bytes(const PlannedStage *s) {
   uint64_t most = 0;
   int64_t asked = max_i64(s->micro_tokens, s->longest);
@@ -36,7 +40,7 @@ static uint64_t activation_bytes(const PlannedStage *s) {
     const PlannedModel *m = &s->model[i];
     int64_t tokens = min_i64(asked, max_i64(s->batch_tokens, s->longest));
     most = max_u64(most,
-                   model_activation_bytes(m->config, m->head, tokens, m->trainable, s->recompute));
+                   model_activation_bytes(m->config, m->head, tokens, pass_plan(s, m->trainable)));
   }
   return most;
 }
@@ -50,17 +54,17 @@ int64_t memory_kv_tokens(const PlannedStage *s) {
 static uint64_t rollout_bytes(const PlannedStage *s) {
   if (s->rollout_rows == 0) return 0;
   const ModelConfig *c = s->model[0].config;
-  uint64_t per_token =
-      2 * sizeof(float) * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
+  uint64_t per_token = 2 * (uint64_t)dtype_size(s->zero.compute) * (uint64_t)c->n_layers *
+                       (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
   int64_t prefill = max_i64(min_i64(PREFILL_TOKENS, s->rollout_rows * s->longest), s->longest);
   uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
   return (uint64_t)memory_kv_tokens(s) * per_token + logits +
-         model_activation_bytes(c, HEAD_LM, prefill, false, false);
+         model_activation_bytes(c, HEAD_LM, prefill, pass_plan(s, false));
 }
 
 static uint64_t replica_bytes(const PlannedStage *s) {
   if (s->rollout_rows == 0 || s->nodes * s->local == 1) return 0;
-  return (uint64_t)model_config_params(s->model[0].config, HEAD_LM) * sizeof(float);
+  return (uint64_t)model_config_params(s->model[0].config, HEAD_LM) * dtype_size(s->zero.compute);
 }
 
 MemoryNeed memory_need(const PlannedStage *s) {

@@ -20,7 +20,8 @@ typedef struct PlannedStage {
   int n_models;
   int nodes, local;
   ZeroPPConfig zero; /* trainable is the models' own */
-  bool recompute;
+  Recompute recompute;
+  DeviceKind device;
   int64_t micro_tokens; /* asked for */
   int64_t longest;      /* longest sequence: it runs even when it is longer than micro_tokens */
   int64_t batch_tokens; /* most tokens of one optimizer step: no micro-batch is larger */

@@ -7,6 +7,14 @@
 #include "generation/generation.h"
 #include "reward/reward.h"
 
+/* ---- devices (devices.c) ---- */
+/* name: cpu, cuda, or auto, which is cuda where every rank finds a GPU, else cpu (say: logs which,
+ * and why). Attached to the grid. Collective. */
+Device *device_choose(Grid *g, const char *name, int threads, bool say, Error *err);
+/* name: float32 (or fp32), bfloat16, or auto: bfloat16 on cuda, float32 on cpu. */
+int precision_choose(const char *name, const Device *d, DType *out, Error *err);
+Recompute recompute_parse(const char *name); /* none, selective, full */
+
 /* ---- data ---- */
 /* Examples of one data set as tokens, packed: example i is tokens.v[offsets[i] .. offsets[i + 1]).
  * Every rank reads the same files and holds the same sets; held-out examples are drawn by the seed.

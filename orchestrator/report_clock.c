@@ -34,6 +34,7 @@ static size_t take_peak(PhaseClock *c) {
 /* Gives what has passed to the current phase. */
 static void mark(PhaseClock *c) {
   PhaseTotals *p = &c->since[c->phase];
+  device_sync(c->device); /* what was queued belongs to the phase that ends */
   double seconds = clock_seconds(), flops = flops_done(c);
   Traffic traffic = traffic_now();
   p->seconds += seconds - c->mark_seconds;
@@ -59,6 +60,7 @@ void phase_clock_open(PhaseClock *c, Device *d, Arena *a) {
 void phase_clock_stop(PhaseClock *c) { mark(c); }
 
 void phase_clock_go_on(PhaseClock *c) {
+  device_sync(c->device);
   take_peak(c);
   c->mark_seconds = clock_seconds();
   c->mark_flops = flops_done(c);

@@ -15,11 +15,15 @@ static void arena_give(void *ctx, void *p) { device_free(ctx, p); }
 
 int session_open(Session *s, const Recipe *r, Error *err) {
   *s = (Session){.recipe = r, .state = {.kl_coef = r->ppo.kl_coef}};
-  DeviceKind kind = strcmp(r->run.device, "cuda") == 0 ? DEVICE_CUDA : DEVICE_CPU;
   s->grid = grid_create((int)r->zeropp.ranks_per_node, err);
   if (!s->grid) return -1;
-  s->device = device_open(kind, (int)r->run.threads, err);
-  if (comm_agree(s->grid->all, s->device ? 0 : -1, err)) return -1;
+  s->device = device_choose(s->grid, r->run.device, (int)r->run.threads, true, err);
+  if (!s->device) return -1;
+  if (precision_choose(r->run.precision, s->device, &s->compute, err))
+    return error_prefix(err, "%s: run.precision", recipe_place(r, "run.precision"));
+  ZeroPPConfig zero = session_zeropp(s);
+  if (zeropp_check(&zero, device_kind(s->device), s->grid->world, err))
+    return error_prefix(err, "%s", r->file);
   comm_set_timeout(r->zeropp.timeout_seconds);
   if (r->zeropp.prefetch > 0) comm_queue_start();
   s->arena = arena_create(s->device, arena_take, arena_give);

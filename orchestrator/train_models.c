@@ -121,6 +121,12 @@ ModelConfig init_model_config(const InitConfig *init, const Tokenizer *t) {
 
 /* ---- opening and storing ---- */
 
+ZeroPPConfig session_zeropp(const Session *s) {
+  ZeroPPConfig c = zeropp_config(s->recipe);
+  c.compute = s->compute;
+  return c;
+}
+
 /* Answers end where the conversation's format ends a turn, also in what is saved. */
 static int add_end_token(const Session *s, Model *m, Error *err) {
   int id = data_end_token(s->recipe, s->tokenizer), before = model_config(m)->n_eos;
@@ -137,10 +143,10 @@ int model_open(Session *s, Role role, int stage, bool trainable, Model **out, Er
   if (model_start(r, role, stage, &start, err)) return -1;
   ModelOptions o = {.head = role_head(role),
                     .trainable = trainable,
-                    .recompute = strcmp(r->zeropp.recompute, "full") == 0,
+                    .recompute = recompute_parse(r->zeropp.recompute),
                     .init_head = start.init_head,
                     .seed = rng_mix((uint64_t)r->run.seed, rng_hash(role_name(start.origin))),
-                    .zero = zeropp_config(r)};
+                    .zero = session_zeropp(s)};
   if (start.dir) {
     *out = model_load(s->device, s->grid, s->arena, start.dir, &o, err);
   } else {

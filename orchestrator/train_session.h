@@ -23,7 +23,8 @@ typedef struct Session {
   const Recipe *recipe;
   Grid *grid;
   Device *device;
-  Arena *arena; /* activations or KV cache, never both */
+  DType compute; /* precision of weights and activations */
+  Arena *arena;  /* activations or KV cache, never both */
 
   /* check_all: */
   Tokenizer *tokenizer;
@@ -42,6 +43,7 @@ typedef struct Session {
 } Session;
 
 int session_open(Session *s, const Recipe *r, Error *err);
+ZeroPPConfig session_zeropp(const Session *s); /* the recipe's, in the session's precision */
 void session_close(Session *s);
 
 /* ---- checks (check.c) ---- */

@@ -15,8 +15,8 @@ flags() { # the options of each command, as the documentation has them
   case $1 in
     train) echo --set --resume ;;
     check) echo --set ;;
-    score) echo --model --tokens --text ;;
-    generate) echo --model --prompt --text --tokens --chat --max-new-tokens --temperature --top-k --top-p \
+    score) echo --device --precision --model --tokens --text ;;
+    generate) echo --device --precision --model --prompt --text --tokens --chat --max-new-tokens --temperature --top-k --top-p \
       --greedy --seed --samples ;;
     tokenize) echo --model --json --no-bos --decode ;;
   esac

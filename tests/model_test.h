@@ -67,6 +67,10 @@ static inline ModelOptions tiny_options(HeadKind head) {
   return (ModelOptions){.head = head, .trainable = true, .seed = 7, .zero = {.stage = 3}};
 }
 
+static inline PassPlan plan_of(bool train, Recompute recompute) {
+  return (PassPlan){.train = train, .recompute = recompute};
+}
+
 /* Random weights; norms and biases away from 1 and 0, so that a forgotten one shows. */
 static inline Model *tiny_model(Bench *b, Grid *g, const ModelConfig *c, const ModelOptions *o) {
   Model *m = model_create(b->device, g, b->arena, c, o);
@@ -77,6 +81,7 @@ static inline Model *tiny_model(Bench *b, Grid *g, const ModelConfig *c, const M
     float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
     for (int64_t i = 0; i < count && s->ndim == 1; i++)
       w[i] += 0.2f * rng_normal(99, rng_hash(s->name), (uint64_t)(start + i));
+    zeropp_shard_written(z, STATE_MASTER, p);
   }
   zeropp_weights_written(z);
   return m;

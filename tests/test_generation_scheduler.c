@@ -46,7 +46,7 @@ static void sim_open(Sim *m, uint64_t seed, Setup u) {
   *m = (Sim){.n = u.n, .seed = seed, .prefill_tokens = u.prefill_tokens, .highest = -1};
   AttnShape shape = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 1};
   m->arena = arena_create(NULL, take, give);
-  m->kv = kv_create(m->arena, shape, 2, u.n_pages, u.page_size);
+  m->kv = kv_create(m->arena, shape, DT_F32, 2, u.n_pages, u.page_size);
   m->req = mem_zalloc((size_t)u.n, sizeof *m->req);
   m->out = mem_zalloc((size_t)u.n, sizeof *m->out);
   m->limits = mem_zalloc((size_t)u.n, sizeof *m->limits);

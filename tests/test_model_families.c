@@ -53,18 +53,21 @@ static void recompute_same_bits(void **state) {
     ModelConfig c = family_config(i);
     ModelOptions o = tiny_options(HEAD_LM);
     Model *kept = tiny_model(&bench, bench.grid, &c, &o);
-    o.recompute = true;
-    Model *again = tiny_model(&bench, bench.grid, &c, &o);
     TestBatch b = test_batch(N_SEQS, lengths, c.vocab_size);
     zeropp_zero_grad(model_zero(kept));
-    zeropp_zero_grad(model_zero(again));
-    assert_true(train_batch(kept, &b, 0) == train_batch(again, &b, 0));
-    /* Zero: the recomputed block repeats the same operations on the same values. */
-    const char *where = "";
-    if (shard_error(again, kept, STATE_GRAD, &where) != 0)
-      fail_msg("%s: %s", family_cases[i].name, where);
+    double loss = train_batch(kept, &b, 0);
+    for (int mode = RECOMPUTE_FULL; mode <= RECOMPUTE_SELECTIVE; mode++) {
+      o.recompute = (Recompute)mode;
+      Model *again = tiny_model(&bench, bench.grid, &c, &o);
+      zeropp_zero_grad(model_zero(again));
+      assert_true(train_batch(again, &b, 0) == loss);
+      /* Zero: what is recomputed repeats the same operations on the same values. */
+      const char *where = "";
+      if (shard_error(again, kept, STATE_GRAD, &where) != 0)
+        fail_msg("%s, mode %d: %s", family_cases[i].name, mode, where);
+      model_free(again);
+    }
     model_free(kept);
-    model_free(again);
   }
   bench_close(&bench);
 }
@@ -132,7 +135,7 @@ static void step_is_the_forward(void **state) {
     double before = model_flops_done(m);
     model_logits(m, as_batch(&b), b.n_tokens, rows, want);
     double forward = model_flops_done(m) - before;
-    Prefix p = {&bench, m, {N_SEQS, b.offsets}};
+    Prefix p = {&bench, m, {.n_seqs = N_SEQS, .offsets = b.offsets}};
     Tensor logits_RV = tensor_2d(device_alloc(bench.device, sizeof got), DT_F32, b.n_tokens, VOCAB);
     model_step(m, b.n_tokens, b.tokens, positions, attend_prefix, &p, b.n_tokens, rows, logits_RV);
     size_t n = (size_t)b.n_tokens * VOCAB;
@@ -181,13 +184,13 @@ static void activations_as_planned(void **state) {
   (void)state;
   Bench bench = bench_open();
   const int many[] = {60, 50, 64, 40, 62, 64};
-  for (int i = 0; i < N_FAMILY_CASES * 6; i++) {
-    int kind = i % 6;
-    bool train = kind < 4;
-    ModelConfig c = family_config(i / 6);
+  for (int i = 0; i < N_FAMILY_CASES * 12; i++) {
+    int kind = i % 12;
+    bool train = kind < 6;
+    ModelConfig c = family_config(i / 12);
     c.n_layers = 5;
-    ModelOptions o = tiny_options(kind / 2 % 2 ? HEAD_SCALAR : HEAD_LM);
-    o.recompute = kind % 2;
+    ModelOptions o = tiny_options(kind / 3 % 2 ? HEAD_SCALAR : HEAD_LM);
+    o.recompute = (Recompute)(kind % 3);
     Model *m = tiny_model(&bench, bench.grid, &c, &o);
     TestBatch b = test_batch(6, many, c.vocab_size);
     arena_reset_peak(bench.arena);
@@ -197,9 +200,10 @@ static void activations_as_planned(void **state) {
     else
       eval_batch(m, &b, 0);
     double used = (double)arena_peak(bench.arena);
-    double plan = (double)model_activation_bytes(&c, o.head, b.n_tokens, train, o.recompute);
+    double plan =
+        (double)model_activation_bytes(&c, o.head, b.n_tokens, plan_of(train, o.recompute));
     if (used > plan || used < 0.8 * plan)
-      fail_msg("%s, kind %d: planned %.0f bytes, used %.0f", family_cases[i / 6].name, kind, plan,
+      fail_msg("%s, kind %d: planned %.0f bytes, used %.0f", family_cases[i / 12].name, kind, plan,
                used);
     model_free(m);
   }

@@ -43,7 +43,7 @@ static void recompute_same_bits(void **state) {
     ModelConfig c = tiny_config(tied, !tied);
     ModelOptions o = tiny_options(HEAD_LM);
     Model *kept = tiny_model(&bench, bench.grid, &c, &o);
-    o.recompute = true;
+    o.recompute = RECOMPUTE_FULL;
     Model *again = tiny_model(&bench, bench.grid, &c, &o);
     TestBatch b = test_batch(4, lengths, c.vocab_size);
     zeropp_zero_grad(model_zero(kept));
