@@ -149,6 +149,13 @@ static inline Pair twin_random_ints(uint64_t seed, int64_t n, int32_t below) {
   free(x);
   return p;
 }
+/* Part of a pair, from element `first` on. Compare the whole: the guard is behind that. */
+static inline Pair twin_view(Pair whole, int64_t first, int ndim, const int64_t *dim) {
+  char *c = whole.cpu.data, *g = whole.gpu.data;
+  return (Pair){
+      twin_shape(c + (size_t)first * dtype_size(whole.cpu.dtype), whole.cpu.dtype, ndim, dim),
+      twin_shape(g + (size_t)first * dtype_size(whole.gpu.dtype), whole.gpu.dtype, ndim, dim)};
+}
 static inline Pair twin_absent(void) {
   Tensor none = tensor_1d(NULL, DT_F32, 0);
   return (Pair){none, none};
@@ -265,8 +272,8 @@ static inline double twin_time(const char *what, void (*op)(void *), void *arg, 
   return best;
 }
 
-/* Frees all pairs and fails the running test when anything in it differed. */
-static inline void twin_done(void) {
+/* Frees all pairs made so far: for tests of many shapes. */
+static inline void twin_release(void) {
   for (int i = 0; i < twin_pairs.n; i++) {
     Pair p = twin_pairs.pair[i];
     twin_check_guard("a buffer", p);
@@ -274,6 +281,11 @@ static inline void twin_done(void) {
     device_free(twin_state.gpu, p.gpu.data);
   }
   twin_pairs.n = 0;
+}
+
+/* Frees all pairs and fails the running test when anything in it differed. */
+static inline void twin_done(void) {
+  twin_release();
   int failures = twin_state.failures;
   twin_state.failures = 0;
   if (failures) fail_msg("%d comparisons failed; see above", failures);

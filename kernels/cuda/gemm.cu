@@ -10,6 +10,7 @@
  * by a stopwatch would not give that, since algorithms differ in the order of their sums. */
 #include "kernels/cuda/gemm.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -189,11 +190,17 @@ static GemmKey key_of(GemmKind kind, Tensor a, Tensor b, Tensor c, Tensor bias) 
 
 /* C = alpha op(A) op(B) + beta C, + bias in every row where there is one. False: not with a bias.
  */
+static void explore(Device *d, CudaGemm *g, GemmPlan *p, float alpha, Tensor a, Tensor b,
+                    float beta, Tensor c, Tensor bias);
 static bool multiply(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float beta,
                      Tensor c, Tensor bias) {
   CudaGemm *g = cuda_of(d)->gemm;
   GemmKey key = key_of(kind, a, b, c, bias);
-  GemmPlan *p = plan_of(g, &key);
+  GemmPlan *p = &g->plan[hash_of(&key) % PLANS];
+  bool fresh = !p->made || memcmp(&p->key, &key, sizeof key) != 0;
+  p = plan_of(g, &key);
+  if (fresh && p->possible && getenv("RLHF_GEMM_EXPLORE") && key.m * key.n * key.k > 100000000)
+    explore(d, g, p, alpha, a, b, beta, c, bias);
   if (!p->possible && key.bias) return false;
   if (!p->possible)
     die("cuBLASLt has no algorithm for a product of [%lld, %lld, %lld], kind %d, %s to %s",
@@ -206,6 +213,81 @@ static bool multiply(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, 
   LT(g, cublasLtMatmul, g->handle, p->desc, &alpha, b.data, p->b, a.data, p->a, &beta, c.data, p->c,
      c.data, p->c, &p->algo, workspace, GEMM_WORKSPACE, cuda_stream(d));
   return true;
+}
+
+/* ---- explore ---- */
+static __global__ void count_differences(const uint16_t *a, const uint16_t *b, size_t n,
+                                         unsigned long long *count) {
+  size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x;
+  unsigned long long c = 0;
+  for (; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) c += a[i] != b[i];
+  if (c) atomicAdd(count, c);
+}
+
+static void explore(Device *d, CudaGemm *g, GemmPlan *p, float alpha, Tensor a, Tensor b,
+                    float beta, Tensor c, Tensor bias) {
+  const GemmKey *k = &p->key;
+  double flops = 2.0 * static_cast<double>(k->m) * static_cast<double>(k->n) *
+                 static_cast<double>(k->k);
+  cublasLtMatmulHeuristicResult_t found[24];
+  int n = 0;
+  prefer_alignment(g, k);
+  g->lt.cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->b, p->a, p->c, p->c, g->preference,
+                                       24, found, &n);
+  size_t bytes = tensor_bytes(c);
+  char *out[2];
+  unsigned long long *count, host = 0;
+  CUDA_CHECK(cudaMalloc(&out[0], bytes));
+  CUDA_CHECK(cudaMalloc(&out[1], bytes));
+  CUDA_CHECK(cudaMalloc(&count, 8));
+  cudaEvent_t e[2];
+  CUDA_CHECK(cudaEventCreate(&e[0]));
+  CUDA_CHECK(cudaEventCreate(&e[1]));
+  printf("EXPLORE kind %d m %lld n %lld k %lld %s>%s beta %g bias %d align %d %d %d\n", k->kind,
+         (long long)k->m, (long long)k->n, (long long)k->k, dtype_name(a.dtype),
+         dtype_name(c.dtype), beta, bias.data != nullptr, k->align[0], k->align[1], k->align[2]);
+  void *workspace = cuda_scratch(d, GEMM_WORKSPACE);
+  cudaStream_t s = cuda_stream(d);
+  for (int i = 0; i < n; i++) {
+    char *to = out[i > 0];
+    float ms = 0, best = 1e9f;
+    int reps = flops > 1e12 ? 4 : 20;
+    for (int r = 0; r < 4; r++) {
+      CUDA_CHECK(cudaEventRecord(e[0], s));
+      for (int j = 0; j < (r ? reps : 2); j++)
+        LT(g, cublasLtMatmul, g->handle, p->desc, &alpha, b.data, p->b, a.data, p->a, &beta,
+           c.data, p->c, to, p->c, &found[i].algo, workspace, GEMM_WORKSPACE, s);
+      CUDA_CHECK(cudaEventRecord(e[1], s));
+      CUDA_CHECK(cudaEventSynchronize(e[1]));
+      CUDA_CHECK(cudaEventElapsedTime(&ms, e[0], e[1]));
+      if (r && ms / (float)reps < best) best = ms / (float)reps;
+    }
+    CUDA_CHECK(cudaMemsetAsync(count, 0, 8, s));
+    count_differences<<<1024, 256, 0, s>>>((uint16_t *)out[0], (uint16_t *)to, bytes / 2, count);
+    CUDA_CHECK(cudaMemcpyAsync(&host, count, 8, cudaMemcpyDeviceToHost, s));
+    CUDA_CHECK(cudaStreamSynchronize(s));
+    int v[9] = {};
+    const cublasLtMatmulAlgoConfigAttributes_t attr[] = {
+        CUBLASLT_ALGO_CONFIG_ID,          CUBLASLT_ALGO_CONFIG_TILE_ID,
+        CUBLASLT_ALGO_CONFIG_STAGES_ID,   CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+        CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
+        CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID,
+        CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
+    for (int j = 0; j < 9; j++) {
+      size_t wrote;
+      int size = j == 7 || j == 8 ? 2 : 4;
+      g->lt.cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, attr[j], &v[j], (size_t)size,
+                                                 &wrote);
+    }
+    printf("  %2d id %d tile %d stages %d splitk %d red %d swizzle %d custom %d inner %d cluster %d "
+           "ws %zu waves %.2f: %.1f us %.1f TFLOP/s, %.0f GB/s, %llu differ\n",
+           i, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], found[i].workspaceSize,
+           found[i].wavesCount, 1e3 * best, 1e-9 * flops / best,
+           1e-6 * (double)(tensor_bytes(a) + tensor_bytes(b) + bytes) / best, host);
+  }
+  CUDA_CHECK(cudaFree(out[0]));
+  CUDA_CHECK(cudaFree(out[1]));
+  CUDA_CHECK(cudaFree(count));
 }
 
 static bool is_float(DType t) { return t == DT_F32 || t == DT_BF16; }

@@ -1,0 +1,268 @@
+/* Matrix products on the GPU against the CPU's: every kind and pair of types, shapes from one
+ * element on, odd ones and rows that no vector access fits; same bits twice; and their speed at the
+ * shapes of a Llama of 1.1B and 7B parameters.
+ *
+ * Bounds, relative to the largest element: F32 products round each of k terms on both sides, in
+ * different orders: about sqrt(k) 6e-8, below 4e-6 for the k of this file. BF16 operands are the
+ * same numbers on both and their products are exact in F32, so an F32 result is held to the same
+ * bound; a BF16 result adds its rounding, at most 2^-9 of itself. */
+#include "tests/twin.h"
+
+static const double F32_BOUND = 1e-5, BF16_BOUND = 1.0 / 512 + 1e-5;
+
+typedef struct Types {
+  DType in, out;
+  const char *name;
+} Types;
+static const Types types[] = {
+    {DT_F32, DT_F32, "F32"}, {DT_BF16, DT_BF16, "BF16"}, {DT_BF16, DT_F32, "BF16 to F32"}};
+static const char *const kinds[] = {"NT", "NN", "TN"};
+enum { N_TYPES = 3, N_KINDS = 3 };
+static double bound_of(Types t) { return t.out == DT_F32 ? F32_BOUND : BF16_BOUND; }
+
+/* The dims of A and B for C[m, n] with inner dimension k. */
+static void operand_dims(GemmKind kind, int64_t m, int64_t n, int64_t k, int64_t *a, int64_t *b) {
+  a[0] = kind == GEMM_TN ? k : m;
+  a[1] = kind == GEMM_TN ? m : k;
+  b[0] = kind == GEMM_NT ? n : k;
+  b[1] = kind == GEMM_NT ? k : n;
+}
+
+static void check_product(Twins *t, GemmKind kind, Types ty, const int64_t *mnk, float alpha,
+                          float beta) {
+  int64_t a_dim[2], b_dim[2], c_dim[2] = {mnk[0], mnk[1]};
+  operand_dims(kind, mnk[0], mnk[1], mnk[2], a_dim, b_dim);
+  Pair a = twin_random_at(ty.in, 1, 1, 2, a_dim), b = twin_random_at(ty.in, 2, 1, 2, b_dim);
+  Pair c = beta != 0 ? twin_random_at(ty.out, 3, 1, 2, c_dim)
+                     : twin_filled_at(ty.out, NAN, 2, c_dim); /* beta = 0 never reads C */
+  t->cpu_ops->gemm(t->cpu, kind, alpha, a.cpu, b.cpu, beta, c.cpu);
+  t->gpu_ops->gemm(t->gpu, kind, alpha, a.gpu, b.gpu, beta, c.gpu);
+  char what[160];
+  snprintf(what, sizeof what, "%s %s m %lld n %lld k %lld alpha %g beta %g", kinds[kind], ty.name,
+           (long long)mnk[0], (long long)mnk[1], (long long)mnk[2], (double)alpha, (double)beta);
+  twin_compare(what, c, bound_of(ty));
+}
+
+static const int64_t shapes[][3] = {
+    {1, 1, 1},     {1, 7, 3},       {3, 1, 2},       {5, 3, 1},
+    {17, 33, 65},  {64, 64, 64},    {127, 129, 131}, {5, 1000, 64},
+    {300, 2, 257}, {256, 384, 512}, {1, 4096, 512},  {64, 1001, 333},
+    {2, 96, 1024}, {33, 2048, 256}, {1000, 72, 40},  {8, 8, 4096},
+};
+enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+
+static void products_agree(void **state) {
+  (void)state;
+  Twins *t = twins();
+  for (int s = 0; s < N_SHAPES; s++)
+    for (int kind = 0; kind < N_KINDS; kind++)
+      for (int ty = 0; ty < N_TYPES; ty++) {
+        check_product(t, (GemmKind)kind, types[ty], shapes[s], 1, 0);
+        check_product(t, (GemmKind)kind, types[ty], shapes[s], 1, 1);
+        if (s % 4 == 0) check_product(t, (GemmKind)kind, types[ty], shapes[s], 0.5f, -2);
+        twin_release();
+      }
+  twin_done();
+}
+
+/* Operands that start in the middle of a buffer, on no boundary but their own element's. */
+static void any_address_will_do(void **state) {
+  (void)state;
+  Twins *t = twins();
+  enum { M = 48, N = 80, K = 64, OFF = 3 };
+  for (int kind = 0; kind < N_KINDS; kind++)
+    for (int ty = 0; ty < N_TYPES; ty++) {
+      Types x = types[ty];
+      int64_t ad[2], bd[2];
+      operand_dims((GemmKind)kind, M, N, K, ad, bd);
+      Pair whole[3] = {twin_random(x.in, 1, 1, 1, M * K + OFF),
+                       twin_random(x.in, 2, 1, 1, N * K + 1),
+                       twin_filled(x.out, 7, 1, M * N + OFF)};
+      Pair a = twin_view(whole[0], OFF, 2, ad), b = twin_view(whole[1], 1, 2, bd);
+      Pair c = twin_view(whole[2], OFF, 2, (const int64_t[]){M, N});
+      t->cpu_ops->gemm(t->cpu, (GemmKind)kind, 1, a.cpu, b.cpu, 0, c.cpu);
+      t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, c.gpu);
+      char what[64];
+      snprintf(what, sizeof what, "%s %s, odd addresses", kinds[kind], x.name);
+      twin_compare(what, whole[2], bound_of(x)); /* what lies in front stays */
+    }
+  twin_done();
+}
+
+static void sizes_of_zero(void **state) {
+  (void)state;
+  Twins *t = twins();
+  for (int ty = 0; ty < N_TYPES; ty++) {
+    Types x = types[ty];
+    Pair c = twin_random(x.out, 1, 1, 2, 5, 9), none = twin_random(x.in, 1, 1, 2, 5, 0);
+    Pair b = twin_random(x.in, 1, 1, 2, 9, 0), nothing = twin_random(x.out, 1, 1, 2, 0, 9);
+    t->gpu_ops->gemm(t->gpu, GEMM_NT, 1, none.gpu, b.gpu, 1, c.gpu); /* k = 0: C = beta C */
+    twin_compare("k = 0, beta = 1", c, 0);
+    t->gpu_ops->gemm(t->gpu, GEMM_NT, 1, none.gpu, b.gpu, 0, c.gpu);
+    t->cpu_ops->gemm(t->cpu, GEMM_NT, 1, none.cpu, b.cpu, 0, c.cpu);
+    twin_compare("k = 0, beta = 0", c, 0);
+    Pair rows = twin_random(x.in, 1, 1, 2, 0, 4), w = twin_random(x.in, 1, 1, 2, 9, 4);
+    t->gpu_ops->gemm(t->gpu, GEMM_NT, 1, rows.gpu, w.gpu, 0, nothing.gpu);
+  }
+  twin_done();
+}
+
+static void bias_comes_with_the_product(void **state) {
+  (void)state;
+  Twins *t = twins();
+  for (int s = 0; s < N_SHAPES; s++)
+    for (int ty = 0; ty < 2; ty++) {
+      const int64_t *z = shapes[s];
+      Pair x = twin_random(types[ty].in, 1, 1, 2, z[0], z[2]);
+      Pair w = twin_random(types[ty].in, 2, 1, 2, z[1], z[2]);
+      Pair b = twin_random(types[ty].in, 3, 10, 1, z[1]);
+      Pair y = twin_unwritten(types[ty].out, 2, z[0], z[1]);
+      t->cpu_ops->linear_bias(t->cpu, x.cpu, w.cpu, b.cpu, y.cpu);
+      t->gpu_ops->linear_bias(t->gpu, x.gpu, w.gpu, b.gpu, y.gpu);
+      char what[96];
+      snprintf(what, sizeof what, "bias %s m %lld n %lld k %lld", types[ty].name, (long long)z[0],
+               (long long)z[1], (long long)z[2]);
+      /* without an epilogue for the shape, a BF16 sum is rounded before the bias is added too */
+      twin_compare(what, y, 2 * bound_of(types[ty]));
+      twin_release();
+    }
+  twin_done();
+}
+
+/* Twice on one device, and on another device of the process, whose plans are made anew. */
+static void same_bits_twice(void **state) {
+  (void)state;
+  Twins *t = twins();
+  Error err = {""};
+  Device *other = device_open(DEVICE_CUDA, 0, &err);
+  assert_non_null(other);
+  const int64_t big[][3] = {
+      {2048, 2560, 2048}, {513, 2048, 5632}, {8, 11264, 2048}, {37, 130, 9000}};
+  for (int s = 0; s < 4; s++)
+    for (int kind = 0; kind < N_KINDS; kind++)
+      for (int ty = 0; ty < N_TYPES; ty++) {
+        int64_t ad[2], bd[2], m = big[s][0], n = big[s][1];
+        operand_dims((GemmKind)kind, m, n, big[s][2], ad, bd);
+        Pair a = twin_random_at(types[ty].in, 1, 1, 2, ad),
+             b = twin_random_at(types[ty].in, 2, 1, 2, bd);
+        Pair c = twin_unwritten(types[ty].out, 2, m, n),
+             again = twin_unwritten(types[ty].out, 2, m, n);
+        Pair elsewhere = twin_unwritten(types[ty].out, 2, m, n);
+        t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, c.gpu);
+        t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, again.gpu);
+        device_sync(t->gpu);
+        device_ops(other)->gemm(other, (GemmKind)kind, 1, a.gpu, b.gpu, 0, elsewhere.gpu);
+        device_sync(other);
+        size_t bytes = (size_t)(m * n) * sizeof(float);
+        float *x = twin_back(c), *y = twin_back(again), *z = twin_back(elsewhere);
+        twin_check("the same bits twice", memcmp(x, y, bytes) == 0);
+        twin_check("the same bits on another device", memcmp(x, z, bytes) == 0);
+        free(x);
+        free(y);
+        free(z);
+        twin_release();
+      }
+  device_close(other);
+  twin_done();
+}
+
+/* ---- speed ---- */
+
+/* Numbers of a normal distribution, a million of them over and over: the GPU's power, and with it
+ * its clock, depends on them. */
+static Tensor gpu_numbers(Device *d, DType type, int64_t rows, int64_t cols) {
+  enum { CHUNK = 1 << 20 };
+  static float x[CHUNK];
+  static uint16_t half[CHUNK];
+  if (x[0] == 0) {
+    for (int i = 0; i < CHUNK; i++) x[i] = rng_normal(5, 0, (uint64_t)i);
+    convert_from_f32(x, half, DT_BF16, CHUNK);
+  }
+  Tensor t = tensor_2d(NULL, type, rows, cols);
+  size_t bytes = tensor_bytes(t), piece = CHUNK * dtype_size(type);
+  t.data = device_alloc(d, bytes);
+  for (size_t at = 0; at < bytes; at += piece)
+    device_upload(d, (char *)t.data + at, type == DT_F32 ? (void *)x : (void *)half,
+                  piece < bytes - at ? piece : bytes - at);
+  return t;
+}
+
+typedef struct Run {
+  Twins *t;
+  GemmKind kind;
+  float beta;
+  Tensor a, b, c;
+  int copies, turn; /* of b, one after another in memory: more than the cache holds */
+} Run;
+static void run_product(void *arg) {
+  Run *r = arg;
+  Tensor b = r->b;
+  r->turn = (r->turn + 1) % r->copies;
+  b.data = (char *)b.data + (size_t)r->turn * tensor_bytes(b);
+  r->t->gpu_ops->gemm(r->t->gpu, r->kind, 1, r->a, b, r->beta, r->c);
+}
+
+static void time_product(Twins *t, GemmKind kind, Types ty, float beta, int64_t m, int64_t n,
+                         int64_t k, bool decode) {
+  int64_t ad[2], bd[2];
+  operand_dims(kind, m, n, k, ad, bd);
+  Run r = {t, kind, beta, gpu_numbers(t->gpu, ty.in, ad[0], ad[1]), {0}, {0}, 1, 0};
+  size_t b_bytes = (size_t)(bd[0] * bd[1]) * dtype_size(ty.in);
+  if (decode) r.copies = (int)((400u << 20) / b_bytes) + 1;
+  r.b = gpu_numbers(t->gpu, ty.in, bd[0] * r.copies, bd[1]);
+  r.b.dim[0] = bd[0];
+  r.c = gpu_numbers(t->gpu, ty.out, m, n);
+  char what[128];
+  snprintf(what, sizeof what, "%s %s m %lld n %lld k %lld beta %g", kinds[kind], ty.name,
+           (long long)m, (long long)n, (long long)k, (double)beta);
+  double bytes = (double)(tensor_bytes(r.a) + b_bytes + tensor_bytes(r.c));
+  twin_time(what, run_product, &r, decode ? bytes : 0, 2.0 * (double)m * (double)n * (double)k);
+  device_free(t->gpu, r.a.data);
+  device_free(t->gpu, r.b.data);
+  device_free(t->gpu, r.c.data);
+}
+
+static const int64_t llama_1b[][2] = {{2560, 2048}, {2048, 2048}, {11264, 2048}, {2048, 5632}};
+static const int64_t llama_7b[][2] = {{12288, 4096}, {4096, 4096}, {22016, 4096}, {4096, 11008}};
+
+static void time_model(Twins *t, int64_t tokens, const int64_t (*w)[2]) {
+  for (int i = 0; i < 4; i++) {
+    time_product(t, GEMM_NT, types[1], 0, tokens, w[i][0], w[i][1], false);
+    time_product(t, GEMM_NN, types[1], 0, tokens, w[i][1], w[i][0], false);
+    time_product(t, GEMM_TN, types[2], 0, w[i][0], w[i][1], tokens, false);
+    time_product(t, GEMM_TN, types[2], 1, w[i][0], w[i][1], tokens, false);
+  }
+}
+
+static void speed_of_training(void **state) {
+  (void)state;
+  Twins *t = twins();
+  time_model(t, 16384, llama_1b);
+  time_model(t, 8192, llama_7b);
+  const int64_t rows = 4096; /* of the head's chunks: logits are F32 */
+  time_product(t, GEMM_NT, types[2], 0, rows, 32000, 2048, false);
+  time_product(t, GEMM_NN, types[1], 0, rows, 2048, 32000, false);
+  time_product(t, GEMM_TN, types[2], 1, 32000, 2048, rows, false);
+  twin_done();
+}
+
+static void speed_of_decoding(void **state) {
+  (void)state;
+  Twins *t = twins();
+  const int64_t rows[] = {1, 8, 16, 64, 256};
+  for (int r = 0; r < 5; r++) {
+    for (int i = 0; i < 4; i++)
+      time_product(t, GEMM_NT, types[1], 0, rows[r], llama_1b[i][0], llama_1b[i][1], true);
+    time_product(t, GEMM_NT, types[2], 0, rows[r], 32000, 2048, true);
+    time_product(t, GEMM_NT, types[1], 0, rows[r], 22016, 4096, true);
+  }
+  twin_done();
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(products_agree),    cmocka_unit_test(any_address_will_do),
+    cmocka_unit_test(sizes_of_zero),     cmocka_unit_test(bias_comes_with_the_product),
+    cmocka_unit_test(same_bits_twice),   cmocka_unit_test(speed_of_training),
+    cmocka_unit_test(speed_of_decoding),
+};
+TEST_MAIN(tests)
