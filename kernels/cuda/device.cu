@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/staging.h"
@@ -92,6 +93,7 @@ static void cuda_close(Device *d) {
   CudaDevice *c = cuda_of(d);
   cuda_sync(d);
   for (void *scratch : c->scratch) device_free(d, scratch);
+  attention_close(c->attention);
   gemm_close(c->gemm);
   staging_free(c->staging);
   CUDA_CHECK(cudaStreamDestroy(c->compute));
