@@ -94,15 +94,18 @@ static void measure_copy(Device *d, void *arg) {
 }
 
 /* What is measured: sizes beyond the caches and the cost of a start, in the type that the matrix
- * units like best. A fraction of free memory must do. */
+ * units like best; smaller ones where memory is nearly full. */
 typedef struct MeasureSizes {
   DType type;
   int64_t side;      /* of the square matrices */
   size_t copy_bytes; /* of each of the two buffers */
 } MeasureSizes;
 static MeasureSizes measure_sizes(const Device *d) {
-  if (d->kind == DEVICE_CPU) return (MeasureSizes){DT_F32, 1024, 1UL << 26};
-  return (MeasureSizes){DT_BF16, 8192, 1UL << 30};
+  MeasureSizes cpu = {DT_F32, 1024, 1UL << 26}, cuda = {DT_BF16, 8192, 1UL << 30};
+  MeasureSizes s = d->kind == DEVICE_CPU ? cpu : cuda;
+  size_t left = d->total_memory > d->bytes ? d->total_memory - d->bytes : 0;
+  for (; 3 * s.copy_bytes > left / 2 && s.side > 256; s.side /= 2) s.copy_bytes /= 4;
+  return s;
 }
 
 /* Numbers as a model has them: on a GPU a product of zeros draws less power and runs faster than
