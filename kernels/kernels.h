@@ -294,7 +294,7 @@ int launch_core_ranks(void); /* of those, the ranks whose CPU affinity overlaps 
 Grid *grid_create(int ranks_per_node, Error *err);
 /* Makes dev_intra and dev_inter collectives over the memory of this device (NCCL, or through the
  * host where ranks share a GPU). On the CPU, and before, they are intra and inter themselves.
- * Collective. */
+ * Collective, once for a grid. A device and its grid may be closed in either order. */
 int grid_attach(Grid *g, Device *d, Error *err);
 void grid_free(Grid *g);
 void launch_finish(void);
@@ -347,8 +347,9 @@ int comm_agree(Comm *c, int rc, Error *err);
  * - All ranks start the same things in the same order. One thread of a rank starts and waits.
  * - A ticket is waited for once, or never when a later one is; waiting for 0 does nothing.
  *
- * On the CPU a thread of its own works the queue. With NCCL a start enqueues on a communication
- * stream, which waits for the compute stream as it stands at the start, and a ticket is an event.
+ * Over host memory a thread of its own works the queue. With NCCL a start enqueues on a
+ * communication stream, which waits for the compute stream as it stands at the start; a ticket is
+ * an event, and a wait is the compute stream's: the host goes on. The two have an order each.
  */
 typedef uint64_t CommTicket;
 CommTicket comm_start_all_gather(Comm *c, const void *send, void *recv,
@@ -372,7 +373,8 @@ void comm_queue_stop(void);
 bool comm_queue_runs(void);
 
 /* A collective of which nothing arrives for this long dies, naming itself, its group and the ranks
- * that are missing. 0, as at the start of a process: waits for ever. */
+ * that are missing; with NCCL, one that is not done this long after it could start. 0, as at the
+ * start of a process: waits for ever. */
 void comm_set_timeout(double seconds);
 
 typedef struct TrafficCount {
@@ -384,7 +386,8 @@ typedef struct Traffic {
   TrafficCount of[COLL_KINDS];
 } Traffic;
 /* Since the start, all Comms of this rank; differences give a phase's. What was started and is not
- * done is not in it yet. */
+ * done is not in it yet; of a device's collectives the bytes are, and the seconds once compute was
+ * told to wait for them. */
 Traffic traffic_now(void);
 
 #endif

@@ -49,6 +49,7 @@ static bool was_launched(void) { return first_set(launcher_size) || first_set(la
 static void abort_all(int code) {
   int up = 0, down = 1;
   alarm(10);
+  comm_device_abort();
   MPI_Initialized(&up);
   MPI_Finalized(&down);
   if (up && !down) MPI_Abort(MPI_COMM_WORLD, code);
@@ -164,8 +165,10 @@ static Comm *group_create(const Grid *g, int color, int size, int rank, const ch
   }
   comm_drain();
   if (launch.mpi) {
+    mpi_enter();
     comm_check(MPI_Comm_split(launch.world, color, g->rank, &mpi), name, "MPI_Comm_split");
     comm_check(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN), name, "MPI_Comm_set_errhandler");
+    mpi_leave();
   }
   Comm *c = comm_create(mpi, size, rank, name, node, world);
   free(node);
@@ -206,6 +209,7 @@ Grid *grid_create(int ranks_per_node, Error *err) {
 }
 
 int grid_attach(Grid *g, Device *d, Error *err) {
+  require(g->dev_intra == g->intra && g->dev_inter == g->inter); /* once */
   return d->backend->attach ? d->backend->attach(g, d, err) : 0;
 }
 

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *comm_name(const Comm *c) { return c->name; }
+
 const char *coll_name(CollKind k) {
   static const char *const names[COLL_KINDS] = {"all-gather", "reduce-scatter", "all-to-all",
                                                 "all-reduce", "broadcast",      "barrier"};
@@ -49,7 +51,13 @@ Comm *comm_create(MPI_Comm mpi, int size, int rank, const char *name, const int 
 void comm_destroy(Comm *c) {
   if (!c) return;
   comm_drain();
-  if (c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
+  if (c->on_device) {
+    comm_device_leave(c);
+  } else if (c->mpi != MPI_COMM_NULL) {
+    mpi_enter();
+    MPI_Comm_free(&c->mpi);
+    mpi_leave();
+  }
   free(c->same_node);
   free(c->world_rank);
   free(c->lane);
@@ -57,11 +65,11 @@ void comm_destroy(Comm *c) {
   free(c);
 }
 
-static float *scratch(Comm *c, size_t numel) {
-  if (numel > c->scratch_numel) {
+void *comm_scratch(Comm *c, size_t bytes) {
+  if (bytes > c->scratch_bytes) {
     free(c->scratch);
-    c->scratch = mem_alloc(numel, sizeof *c->scratch);
-    c->scratch_numel = numel;
+    c->scratch = mem_alloc(bytes, 1);
+    c->scratch_bytes = bytes;
   }
   return c->scratch;
 }
@@ -72,7 +80,7 @@ static void copy_own(const CommPeer *own) {
   if (own->send_bytes && own->recv != own->send) memmove(own->recv, own->send, own->send_bytes);
 }
 
-static void count_bytes(const CommCall *call) {
+void comm_count_bytes(const CommCall *call) {
   const Comm *c = call->comm;
   TrafficCount n = {.calls = 1};
   for (int r = 0; r < c->size; r++) {
@@ -86,7 +94,7 @@ static void count_bytes(const CommCall *call) {
 static void run_sum(CommCall *call) {
   Comm *c = call->comm;
   size_t own = call->peer[c->rank].send_bytes / sizeof(float);
-  float *term = scratch(c, (size_t)c->size * own);
+  float *term = comm_scratch(c, (size_t)c->size * own * sizeof(float));
   for (int r = 0; r < c->size; r++) call->peer[r].recv = (char *)(term + (size_t)r * own);
   comm_exchange(c, call->kind, call->peer);
   for (int r = 0; r < c->size; r++) {
@@ -110,7 +118,7 @@ void comm_run(CommCall *call) {
     comm_exchange(c, call->kind, call->peer);
     copy_own(&call->peer[c->rank]);
   }
-  if (c->size > 1) count_bytes(call);
+  if (c->size > 1) comm_count_bytes(call);
   free(call->peer);
 }
 

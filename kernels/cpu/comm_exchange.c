@@ -6,6 +6,7 @@
  * late by much more than an eighth, and a wait of seconds costs hardly any CPU time.
  */
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -27,6 +28,25 @@ static _Atomic double limit_seconds = 0; /* none */
 void comm_set_timeout(double seconds) {
   require(seconds >= 0);
   atomic_store(&limit_seconds, seconds);
+}
+
+double comm_timeout(void) { return atomic_load(&limit_seconds); }
+
+/* ---- one thread at a time ---- */
+
+static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void mpi_enter(void) { pthread_mutex_lock(&mpi_lock); }
+void mpi_leave(void) { pthread_mutex_unlock(&mpi_lock); }
+
+bool mpi_try_enter(double seconds) {
+  double start = clock_seconds();
+  struct timespec pause = {.tv_nsec = 100000};
+  while (pthread_mutex_trylock(&mpi_lock)) {
+    if (clock_seconds() - start > seconds) return false;
+    nanosleep(&pause, NULL);
+  }
+  return true;
 }
 
 /* ---- lanes ---- */
@@ -128,7 +148,9 @@ static int missing_ranks(const Comm *c, int n_open, int *ranks) {
 static _Noreturn void give_up(const Comm *c, CollKind kind, int n_open, double waited) {
   int *ranks = mem_alloc((size_t)n_open, sizeof *ranks);
   char text[1024];
+  mpi_enter();
   stall_describe(ranks, missing_ranks(c, n_open, ranks), text, sizeof text);
+  mpi_leave();
   die("%s over group '%s': for %.1f s %s %s (time limit: zeropp.timeout_seconds)", coll_name(kind),
       c->name, waited, c->lane[0].recv ? "nothing came from" : "nothing was taken by", text);
 }
@@ -147,14 +169,20 @@ static void wait_more(const Comm *c, CollKind kind, int n_open, Wait *w) {
   }
   if (limit > 0 && waited > limit) give_up(c, kind, n_open, waited);
   if (limit > 0 && waited > limit * ANNOUNCE && !w->announced) {
-    stall_announce(c->world_rank[c->lane[0].rank]);
+    mpi_enter();
+    stall_announce(c->world_rank[c->lane[0].rank], 1, 1);
+    mpi_leave();
     w->announced = true;
   }
   sleep_seconds(fmin(waited / 8, LONGEST_SLEEP));
 }
 
 static void wait_over(Wait *w) {
-  if (w->announced) stall_announce(-1);
+  if (w->announced) {
+    mpi_enter();
+    stall_announce(0, 0, 0);
+    mpi_leave();
+  }
   *w = (Wait){.since = clock_seconds()};
 }
 
@@ -179,10 +207,15 @@ static void show_accesses(const Comm *c, const CommPeer *peer) {
 
 void comm_exchange(Comm *c, CollKind kind, const CommPeer *peer) {
   show_accesses(c, peer);
+  mpi_enter();
   int n_open = lanes_open(c, kind, peer);
+  mpi_leave();
   Wait w = {.since = clock_seconds()};
   while (n_open > 0) {
-    if (lanes_advance(c, kind, &n_open))
+    mpi_enter();
+    bool moved = lanes_advance(c, kind, &n_open);
+    mpi_leave();
+    if (moved)
       wait_over(&w);
     else
       wait_more(c, kind, n_open, &w);

@@ -41,6 +41,7 @@ static struct {
            .less = PTHREAD_COND_INITIALIZER};
 
 Traffic traffic_now(void) {
+  comm_device_count();
   pthread_mutex_lock(&queue.lock);
   Traffic now = queue.traffic;
   pthread_mutex_unlock(&queue.lock);
@@ -129,6 +130,10 @@ static void count_wait(double end) {
 }
 
 void comm_wait(CommTicket t) {
+  if (t >> DEVICE_TICKET_BIT) {
+    comm_device_wait(t);
+    return;
+  }
   if (t <= atomic_load(&queue.finished)) return;
   double since = clock_seconds();
   pthread_mutex_lock(&queue.lock);
@@ -147,6 +152,10 @@ void comm_drain(void) {
 }
 
 void comm_call(CommCall call) {
+  if (call.comm->on_device) {
+    comm_wait(comm_device_submit(call));
+    return;
+  }
   comm_drain();
   double start = clock_seconds();
   bool alone = call.work ? launch_world() == 1 : call.comm->size == 1;
@@ -156,6 +165,7 @@ void comm_call(CommCall call) {
 
 CommTicket comm_submit(CommCall call) {
   require(call.kind >= 0 && call.kind < COLL_KINDS);
+  if (call.comm->on_device) return comm_device_submit(call);
   if (!queue.runs) {
     comm_call(call);
     return 0;

@@ -14,12 +14,18 @@
 
 #include "kernels/cpu/comm.h"
 
-/* Used by whoever runs collectives at the time; one thread at a time does. */
+/* The ranks first, first + step.. of which there are n; also as it travels. */
+typedef struct Ranks {
+  int first, step, n;
+} Ranks;
+enum { RANKS_INTS = sizeof(Ranks) / sizeof(int) };
+
+/* Used by whoever has MPI at the time (mpi_enter). */
 static struct {
   MPI_Comm mpi;
   int rank, size;
-  int *waits_for;       /* [size] by what each rank has said; -1: nobody */
-  int *said;            /* [size] what is on its way to each rank */
+  Ranks *waits_for;     /* [size] by what each rank has said; n = 0: nobody */
+  Ranks *said;          /* [size] what is on its way to each rank */
   MPI_Request *request; /* [size] */
 } stall = {.mpi = MPI_COMM_NULL};
 
@@ -29,13 +35,10 @@ void stall_open(MPI_Comm world) {
   MPI_Comm_rank(stall.mpi, &stall.rank);
   MPI_Comm_size(stall.mpi, &stall.size);
   size_t n = (size_t)stall.size;
-  stall.waits_for = mem_alloc(n, sizeof(int));
-  stall.said = mem_alloc(n, sizeof(int));
+  stall.waits_for = mem_zalloc(n, sizeof(Ranks));
+  stall.said = mem_zalloc(n, sizeof(Ranks));
   stall.request = mem_alloc(n, sizeof(MPI_Request));
-  for (size_t r = 0; r < n; r++) {
-    stall.waits_for[r] = -1;
-    stall.request[r] = MPI_REQUEST_NULL;
-  }
+  for (size_t r = 0; r < n; r++) stall.request[r] = MPI_REQUEST_NULL;
 }
 
 /* Reads what has arrived. */
@@ -44,37 +47,45 @@ static void listen(void) {
     int any = 0;
     MPI_Status status;
     if (MPI_Iprobe(MPI_ANY_SOURCE, 0, stall.mpi, &any, &status) != MPI_SUCCESS || !any) return;
-    int from = status.MPI_SOURCE;
-    if (MPI_Recv(&stall.waits_for[from], 1, MPI_INT, from, 0, stall.mpi, MPI_STATUS_IGNORE) !=
+    Ranks *says = &stall.waits_for[status.MPI_SOURCE];
+    if (MPI_Recv(says, RANKS_INTS, MPI_INT, status.MPI_SOURCE, 0, stall.mpi, MPI_STATUS_IGNORE) !=
         MPI_SUCCESS)
-      stall.waits_for[from] = -1;
+      *says = (Ranks){0};
   }
 }
 
 /* A rank that has not taken the last word is not told the next one: it is the one that hangs. */
-void stall_announce(int world_rank) {
+void stall_announce(int first, int step, int n) {
   if (stall.mpi == MPI_COMM_NULL) return;
   listen();
   for (int r = 0; r < stall.size; r++) {
     int taken = 1;
     if (r == stall.rank) continue;
     if (MPI_Test(&stall.request[r], &taken, MPI_STATUS_IGNORE) != MPI_SUCCESS || !taken) continue;
-    stall.said[r] = world_rank;
-    MPI_Isend(&stall.said[r], 1, MPI_INT, r, 0, stall.mpi, &stall.request[r]);
+    stall.said[r] = (Ranks){first, step, n};
+    MPI_Isend(&stall.said[r], RANKS_INTS, MPI_INT, r, 0, stall.mpi, &stall.request[r]);
   }
 }
 
-/* Follows who waits for whom to one who waits for nobody. Ranks that wait in a circle make
- * different calls, and then the first is as good as any. */
-static int to_blame(int rank) {
-  int at = rank;
-  for (int hops = 0; hops < stall.size; hops++) {
-    if (at == stall.rank) return rank;
-    int next = stall.waits_for[at];
-    if (next < 0 || next >= stall.size) return at;
-    at = next;
+/* Follows who waits for whom to one who waits for nobody; -1: there is none but what was seen. */
+static int find_silent(int rank, bool *seen) {
+  if (rank < 0 || rank >= stall.size || rank == stall.rank || seen[rank]) return -1;
+  seen[rank] = true;
+  Ranks w = stall.waits_for[rank];
+  if (w.n == 0) return rank;
+  for (int i = 0; i < w.n; i++) {
+    int found = find_silent(w.first + i * w.step, seen);
+    if (found >= 0) return found;
   }
-  return rank;
+  return -1;
+}
+
+/* Ranks that wait in a circle make different calls, and then the first is as good as any. */
+static int to_blame(int rank) {
+  bool *seen = mem_zalloc((size_t)stall.size, sizeof *seen);
+  int found = find_silent(rank, seen);
+  free(seen);
+  return found < 0 ? rank : found;
 }
 
 void stall_describe(const int *world_ranks, int n, char *text, size_t size) {
@@ -88,6 +99,19 @@ void stall_describe(const int *world_ranks, int n, char *text, size_t size) {
     if (blame != rank && at < size)
       at += (size_t)snprintf(text + at, size - at, " (which waits for rank %d)", blame);
   }
+}
+
+int stall_keep_silent(int *world_ranks, int n) {
+  if (stall.mpi == MPI_COMM_NULL) return n;
+  listen();
+  int kept = 0;
+  for (int i = 0; i < n; i++)
+    if (stall.waits_for[world_ranks[i]].n == 0) kept++;
+  if (kept == 0 || kept == n) return n;
+  kept = 0;
+  for (int i = 0; i < n; i++)
+    if (stall.waits_for[world_ranks[i]].n == 0) world_ranks[kept++] = world_ranks[i];
+  return kept;
 }
 
 void stall_close(void) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/comm.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/staging.h"
@@ -91,6 +92,7 @@ static void cuda_sync(Device *d) {
 
 static void cuda_close(Device *d) {
   CudaDevice *c = cuda_of(d);
+  cuda_detach(d);
   cuda_sync(d);
   for (void *scratch : c->scratch) device_free(d, scratch);
   attention_close(c->attention);
@@ -113,7 +115,7 @@ static const Backend cuda_backend = {
     .download = cuda_download,
     .copy = cuda_copy,
     .sync = cuda_sync,
-    .attach = nullptr,
+    .attach = cuda_attach,
 };
 
 /* GPUs of this process (CUDA_VISIBLE_DEVICES has its say), or -1. */
