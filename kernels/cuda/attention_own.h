@@ -7,10 +7,12 @@
 
 enum { OWN_MAX_HEAD = 256 };
 
+extern "C" { /* the test of these kernels is C */
 void own_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
                        Tensor lse_NH);
 void own_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
                        Segments seg, AttnShape s, Tensor dqkv_NQ);
+}
 
 /* ---- between the files of the own kernels ---- */
 
