@@ -136,6 +136,23 @@ static int count_gpus(Error *err) {
   return n;
 }
 
+/* Any kernel tells whether this build has machine code, or PTX to make it from, for this GPU. */
+static __global__ void any_kernel() {}
+
+static int check_build(const cudaDeviceProp *p, Error *err) {
+  cudaFuncAttributes a;
+  cudaError_t e = cudaFuncGetAttributes(&a, reinterpret_cast<const void *>(any_kernel));
+  if (p->major >= 8 && e == cudaSuccess) return 0;
+  (void)cudaGetLastError();
+  if (p->major < 8)
+    return error_set(err, "device cuda: %s has compute capability %d.%d, 8.0 or later is needed",
+                     p->name, p->major, p->minor);
+  return error_set(err,
+                   "device cuda: this build has no code for %s (compute capability %d.%d): build "
+                   "without CUDA_ARCHS, or with its own (%s)",
+                   p->name, p->major, p->minor, cudaGetErrorName(e));
+}
+
 static int choose_gpu(CudaDevice *c, cudaDeviceProp *p, Error *err) {
   int n = count_gpus(err);
   if (n < 0) return -1;
@@ -147,10 +164,8 @@ static int choose_gpu(CudaDevice *c, cudaDeviceProp *p, Error *err) {
   if (e != cudaSuccess)
     return error_set(err, "device cuda: GPU %d does not open: %s (%s)", c->gpu,
                      cudaGetErrorString(e), cudaGetErrorName(e));
+  if (check_build(p, err)) return -1;
   c->arch = 10 * p->major + p->minor;
-  if (c->arch < 80)
-    return error_set(err, "device cuda: %s has compute capability %d.%d, 8.0 or later is needed",
-                     p->name, p->major, p->minor);
   c->sms = p->multiProcessorCount;
   c->l2_bytes = static_cast<size_t>(p->l2CacheSize);
   return 0;
