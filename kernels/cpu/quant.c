@@ -108,7 +108,7 @@ static void decode_four(WireKind kind, const uint8_t *const *in, int64_t n, cons
     return;
   }
 #endif
-  if (!add) memset(y, 0, (size_t)n * sizeof *y);
+  for (int64_t i = 0; !add && i < n; i++) y[i] = -0.0f; /* plus x is x, also where x is -0 */
   codecs[kind].decode_four(in, n, scale, y);
 }
 

@@ -90,8 +90,9 @@ ALWAYS Pair add_four(WireKind kind, const uint8_t *const *in, int64_t at, const 
   return sum;
 }
 
+/* -0 plus x is x, also where x is -0. */
 ALWAYS __m512 start_sum(bool add, const float *y) {
-  return add ? _mm512_loadu_ps(y) : _mm512_setzero_ps();
+  return add ? _mm512_loadu_ps(y) : _mm512_set1_ps(-0.0f);
 }
 
 ALWAYS void four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,

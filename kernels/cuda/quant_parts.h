@@ -1,0 +1,82 @@
+/* Parts of quantization as kernels see them. Internal to kernels/cuda/quant*.cu.
+ *
+ * The three ops are one: a sum of sources, in order, goes to a sink, both spans on the wire. x is a
+ * span in the plain format of its type (one source, or the sink; where it is added to, the sum
+ * starts with what the sink holds). A launch takes up to QUANT_PARTS spans: its grid is cut into
+ * chunks, and a thread block finds the part that its chunk lies in. */
+#ifndef KERNELS_CUDA_QUANT_PARTS_H
+#define KERNELS_CUDA_QUANT_PARTS_H
+
+#include "kernels/cuda/cuda.h"
+
+enum { QUANT_PARTS = 64, QUANT_THREADS = 256, QUANT_WARPS = QUANT_THREADS / 32 };
+
+struct QuantPart {
+  const char *from_scales, *from_payload;
+  int64_t stride; /* bytes from source to source */
+  char *to_scales, *to_payload;
+  uint16_t *error; /* NULL: none */
+  /* Where blocks are, as in the CPU's Walk: a span of `blocks` starts with block `start` of its
+   * row, behind `lead` elements. Plain formats: one row. */
+  int64_t width, row_blocks, blocks, start, lead;
+  int64_t count; /* elements */
+  int64_t first_chunk;
+  float keep; /* of the error */
+  int n;      /* sources */
+};
+
+struct QuantJob {
+  WireKind from, to;
+  DType from_scale, to_scale;
+  int block;
+  bool add; /* the sum starts with what is in the sink, a plain one */
+  int n;
+  QuantPart part[QUANT_PARTS];
+};
+
+/* The launches of a job whose parts have first_chunk, with `chunks` in all. */
+bool quant_wide_takes(const QuantJob &job, const QuantPart &p); /* aligned, in whole groups of 8 */
+int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p);
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+int64_t quant_plain_chunks(const QuantPart &p); /* both formats without blocks */
+void quant_plain_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+int64_t quant_any_chunks(const QuantPart &p);
+void quant_any_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+
+/* The smallest alignment of a part's payloads, at most 16. */
+static inline int64_t quant_alignment(const void *p, int64_t stride) {
+  int64_t bits = (int64_t)(uintptr_t)p | stride | 16;
+  return bits & -bits;
+}
+
+__device__ inline const QuantPart &quant_part_of(const QuantJob &job, int64_t chunk) {
+  int low = 0, high = job.n - 1;
+  while (low < high) {
+    int middle = (low + high + 1) / 2;
+    if (job.part[middle].first_chunk <= chunk)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return job.part[low];
+}
+
+/* One block: its first element, size, and first byte in an int4 payload. Size 0: behind the end. */
+struct QuantPlace {
+  int64_t at, half_bytes;
+  int n;
+};
+
+__device__ inline QuantPlace quant_place(const QuantPart &p, int block, int64_t i) {
+  if (i >= p.blocks) return {0, 0, 0};
+  if (p.width % block == 0) return {i * block, i * (block / 2), block};
+  int64_t row = (p.start + i) / p.row_blocks, column = (p.start + i) % p.row_blocks * block;
+  int64_t left = p.width - column;
+  QuantPlace place;
+  place.at = row * p.width + column - p.lead;
+  place.half_bytes = row * ((p.width + 1) / 2) + column / 2 - p.lead / 2;
+  place.n = static_cast<int>(left < block ? left : block);
+  return place;
+}
+
+#endif
