@@ -22,6 +22,8 @@ static void check_config(const ZeroPPConfig *c) {
   require(c->hpz != HPZ_QUANTIZED || c->qwz);
   require(!c->error_feedback || c->qgz);
   require(!c->accumulate_node || c->stage >= 2);
+  require(c->compute == DT_F32 || c->compute == DT_BF16);
+  require(c->gradients == DT_F32 || c->gradients == DT_BF16);
 }
 
 ZeroPPConfig engine_config(const ZeroPPConfig *given) {
@@ -52,7 +54,7 @@ static void add_gradients(ZeroPP *z) {
   if (z->cfg.accumulate_node && !z->alias_grad) {
     size_t bytes = (size_t)z->slice_numel * sizeof *z->node_sum;
     z->node_sum = device_alloc(z->device, bytes);
-    device_zero(z->device, z->node_sum, bytes);
+    for (int i = 0; i < z->n_units; i++) z->units[i].node_fresh = true;
   }
   if (!z->cfg.error_feedback) return;
   z->error[0] = device_alloc(z->device, (size_t)z->numel * sizeof *z->error[0]);
@@ -62,7 +64,8 @@ static void add_gradients(ZeroPP *z) {
 
 ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSpec *specs,
                       int n_params) {
-  require(device_kind(d) == DEVICE_CPU); /* gaps are zeroed in memory directly */
+  Error err = {""};
+  if (zeropp_check(cfg, device_kind(d), g->world, &err)) die("%s", err.msg);
   ZeroPP *z = mem_zalloc(1, sizeof *z);
   z->device = d;
   z->ops = device_ops(d);
@@ -72,11 +75,13 @@ ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSp
   z->specs = mem_alloc((size_t)n_params, sizeof *specs);
   if (n_params) memcpy(z->specs, specs, (size_t)n_params * sizeof *specs);
   layout_build(z);
+  z->one_hop = z->one_hop && device_kind(d) != DEVICE_CPU;
   for (int i = 0; i < z->n_units; i++) z->units[i].work = (UnitWork){z, &z->units[i]};
   z->pool = (Pool){.device = d, .limit = memory_working_bytes(z)};
   engine_add_kind(z, STATE_MASTER);
   if (z->cfg.trainable) add_gradients(z);
   if (z->cfg.hpz && !z->alias_full) add_secondary(z);
+  if (z->keeps_rounded) z->rounded = device_alloc(d, 2 * (size_t)z->shard_numel);
   return z;
 }
 
@@ -85,7 +90,9 @@ void zeropp_destroy(ZeroPP *z) {
   gather_close(z);
   reduce_close(z);
   pool_close(&z->pool);
-  for (int k = 0; k < STATE_KINDS; k++) device_free(z->device, z->shard[k]);
+  state_drop_views(z);
+  for (StateKind k = 0; k < STATE_KINDS; k++) engine_drop_kind(z, k);
+  device_free(z->device, z->rounded);
   device_free(z->device, z->secondary);
   device_free(z->device, z->node_sum);
   for (int hop = 0; hop < 2; hop++) device_free(z->device, z->error[hop]);
@@ -112,15 +119,35 @@ int zeropp_find(const ZeroPP *z, const char *name) {
   return -1;
 }
 
+static DType kind_type(const ZeroPP *z, StateKind kind) {
+  return kind == STATE_GRAD ? z->cfg.gradients : DT_F32;
+}
+
 void engine_add_kind(ZeroPP *z, StateKind kind) {
-  size_t bytes = (size_t)z->shard_numel * sizeof(float);
+  size_t bytes = (size_t)z->shard_numel * dtype_size(kind_type(z, kind));
   z->shard[kind] = device_alloc(z->device, bytes);
   device_zero(z->device, z->shard[kind], bytes);
 }
 
-Tensor engine_shard(const ZeroPP *z, StateKind kind) {
-  return tensor_1d(z->shard[kind], DT_F32, z->shard_numel);
+void engine_drop_kind(ZeroPP *z, StateKind kind) {
+  device_free(z->device, z->shard[kind]);
+  z->shard[kind] = NULL;
 }
+
+Tensor engine_part(const ZeroPP *z, StateKind kind, int64_t at, int64_t n) {
+  DType type = kind_type(z, kind);
+  return tensor_1d(z->shard[kind] + (size_t)at * dtype_size(type), type, n);
+}
+
+Tensor engine_shard(const ZeroPP *z, StateKind kind) {
+  return engine_part(z, kind, 0, z->shard_numel);
+}
+
+size_t unit_weight_bytes(const ZeroPP *z, const Unit *u) {
+  return (size_t)u->full_numel * dtype_size(z->cfg.compute);
+}
+
+size_t unit_grad_bytes(const Unit *u) { return (size_t)u->full_numel * sizeof(float); }
 
 const char *engine_unit_name(const ZeroPP *z, const Unit *u) { return z->specs[u->first].name; }
 
@@ -143,7 +170,7 @@ void engine_require_sharded(const ZeroPP *z, const char *what) {
           i, engine_unit_name(z, &z->units[i]), z->units[i].holds);
 }
 
-Tensor engine_joined(const ZeroPP *z, int param, int n, float *unit_buffer) {
+Tensor engine_joined(const ZeroPP *z, int param, int n, void *unit_buffer, DType type) {
   const ParamSpec *s = zeropp_spec(z, param);
   int64_t rows = s->dim[0];
   require(n >= 1 && param + n <= z->n_params);
@@ -151,14 +178,14 @@ Tensor engine_joined(const ZeroPP *z, int param, int n, float *unit_buffer) {
     if (!z->specs[p].joined) die("%s is not joined to %s", z->specs[p].name, s->name);
     rows += z->specs[p].dim[0];
   }
-  float *data = unit_buffer + z->place[param].full;
-  return s->ndim == 2 ? tensor_2d(data, DT_F32, rows, s->dim[1]) : tensor_1d(data, DT_F32, rows);
+  char *data = (char *)unit_buffer + (size_t)z->place[param].full * dtype_size(type);
+  return s->ndim == 2 ? tensor_2d(data, type, rows, s->dim[1]) : tensor_1d(data, type, rows);
 }
 
 Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n) {
   const Unit *u = engine_unit(z, zeropp_spec(z, param)->unit);
   if (!u->holds) die("weight %s is read, but no gather holds its unit", z->specs[param].name);
-  return engine_joined(z, param, n, u->full);
+  return engine_joined(z, param, n, u->full, z->cfg.compute);
 }
 
 Tensor zeropp_weight(const ZeroPP *z, int param) { return zeropp_weight_joined(z, param, 1); }

@@ -6,7 +6,9 @@
  * Every byte enters a node once. With hpZ the slice stays, as the secondary, and the first hop is
  * taken once for each version of the weights: by the first gather after a write. A secondary of
  * another version is never read. All ranks round alike, their own pieces too, so all hold the same
- * weights; below stage 3 the full weights themselves stay until the next version.
+ * weights; below stage 3 the full weights themselves stay until the next version. Where every rank
+ * has the whole model, and rounding to BF16 is all that is to be done, AdamW does it: a gather then
+ * does nothing.
  *
  * Gathers are collectives over all ranks: every rank makes the same calls in the same order.
  */
@@ -16,42 +18,43 @@ static bool keeps_full(const ZeroPP *z) { return z->cfg.stage < 3; }
 
 /* ---- the first hop ---- */
 
+/* What weights are read from: the masters, or what they were rounded to already. */
+static Memory source(ZeroPP *z) {
+  if (!z->rounded) return (Memory){LIE_SHARD, DT_F32, z->shard[STATE_MASTER]};
+  if (z->rounded_version != z->version) {
+    numbers_round(z, engine_shard(z, STATE_MASTER), z->rounded);
+    z->rounded_version = z->version;
+  }
+  return (Memory){LIE_SHARD, DT_BF16, z->rounded};
+}
+
 /* This rank's slice of a unit to `slice`, which has the message's size. */
-static void start_slice(const ZeroPP *z, Unit *u, const Message *m, Lie lie, float *from,
-                        char *slice) {
+static void start_slice(const ZeroPP *z, Unit *u, MessageKind kind, Memory from, char *slice) {
   const Grid *g = z->grid;
-  const size_t *bytes = message_pieces(z, m, g->local_rank);
+  const size_t *bytes = message_pieces(z, &u->message[kind], g->local_rank);
   char *own = slice;
   for (int n = 0; n < g->node; n++) own += bytes[n];
-  piece_encode(z, (Piece){u, g->node, g->local_rank}, m->format, lie, from, NULL, own);
-  u->gather.ticket = comm_start_all_gather(g->inter, own, slice, bytes);
+  pieces_encode(z, pieces_own(z, u), kind, from, NULL, own);
+  u->gather.ticket = comm_start_all_gather(g->dev_inter, own, slice, bytes);
 }
 
 /* What came quantized, once dequantized, to the format of the secondary. */
 static void convert_slice(void *arg) {
   const UnitWork *w = arg;
-  Unit *u = w->u;
-  int j = w->z->grid->local_rank;
-  const Message *from = &u->message[MSG_WEIGHTS], *to = &u->message[MSG_SECONDARY];
-  char *in = u->gather.slice, *out = u->secondary;
-  for (int n = 0; n < w->z->grid->nodes; n++) {
-    piece_recode(w->z, (Piece){u, n, j}, from->format, in, 1, 0, to->format, NULL, out);
-    in += message_pieces(w->z, from, j)[n];
-    out += message_pieces(w->z, to, j)[n];
-  }
+  pieces_recode(w->z, pieces_slice(w->z, w->u), MSG_WEIGHTS, w->u->gather.slice, 1, 0,
+                MSG_SECONDARY, NULL, w->u->secondary);
 }
 
 static void start_refresh(ZeroPP *z, Unit *u) {
   const Message *m = &u->message[MSG_WEIGHTS];
-  float *master = z->shard[STATE_MASTER];
-  require(master);
+  require(z->shard[STATE_MASTER]);
   if (m->format.kind == u->message[MSG_SECONDARY].format.kind) {
-    start_slice(z, u, m, LIE_SHARD, master, u->secondary);
+    start_slice(z, u, MSG_WEIGHTS, source(z), u->secondary);
   } else {
-    u->gather.slice_bytes = m->slice[z->grid->local_rank];
-    u->gather.slice = pool_take(&z->pool, u->gather.slice_bytes);
-    start_slice(z, u, m, LIE_SHARD, master, u->gather.slice);
-    u->gather.ticket = comm_start_work(z->grid->inter, COLL_ALL_GATHER, convert_slice, &u->work);
+    u->gather.slice = pool_take(&z->pool, POOL_SLICE, m->slice[z->grid->local_rank]);
+    start_slice(z, u, MSG_WEIGHTS, source(z), u->gather.slice);
+    u->gather.ticket =
+        comm_start_work(z->grid->dev_inter, COLL_ALL_GATHER, convert_slice, &u->work);
   }
   u->secondary_version = z->version;
 }
@@ -61,7 +64,7 @@ static void start_refresh(ZeroPP *z, Unit *u) {
 /* All slices to u->gather.whole, given this rank's in `slice` (which may lie in its place there).
  */
 static void start_whole(const ZeroPP *z, Unit *u, const Message *m, const char *slice) {
-  u->gather.ticket = comm_start_all_gather(z->grid->intra, slice, u->gather.whole, m->slice);
+  u->gather.ticket = comm_start_all_gather(z->grid->dev_intra, slice, u->gather.whole, m->slice);
 }
 
 static void start_gather(ZeroPP *z, Unit *u) {
@@ -71,38 +74,41 @@ static void start_gather(ZeroPP *z, Unit *u) {
   const Message *m = &u->message[f->kind];
   if (z->cfg.hpz && u->secondary_version != z->version) start_refresh(z, u);
   if (z->cfg.hpz && g->local == 1) return;
-  f->whole = pool_take(&z->pool, m->total);
-  char *slice = f->whole + message_slice_at(m, g->local_rank);
-  if (!z->cfg.hpz) start_slice(z, u, m, LIE_SHARD, z->shard[STATE_MASTER], slice);
+  f->whole = pool_take(&z->pool, POOL_WHOLE, m->total);
+  char *slice = f->whole + message_slice_at(z, m, g->local_rank);
+  if (!z->cfg.hpz) start_slice(z, u, MSG_WEIGHTS, source(z), slice);
   start_whole(z, u, m, z->cfg.hpz ? u->secondary : slice);
 }
 
 static void give_flight(ZeroPP *z, Unit *u) {
   GatherFlight *f = &u->gather;
-  if (f->whole) pool_give(&z->pool, f->whole, u->message[f->kind].total);
-  if (f->slice) pool_give(&z->pool, f->slice, f->slice_bytes);
+  if (f->whole) pool_give(&z->pool, f->whole);
+  if (f->slice) pool_give(&z->pool, f->slice);
   *f = (GatherFlight){0};
+}
+
+static void decode_full(ZeroPP *z, Unit *u, MessageKind kind, char *message) {
+  if (!u->full) u->full = pool_take(&z->pool, POOL_FULL, unit_weight_bytes(z, u));
+  pieces_decode(z, pieces_all(z, u), kind, message, 1, 0, false,
+                (Memory){LIE_FULL, z->cfg.compute, u->full});
 }
 
 static void finish_gather(ZeroPP *z, Unit *u) {
   GatherFlight *f = &u->gather;
-  const Message *m = &u->message[f->kind];
   comm_wait(f->ticket);
   require(!z->cfg.hpz || u->secondary_version == z->version);
-  if (!u->full) u->full = pool_take(&z->pool, unit_full_bytes(u));
-  unit_decode(z, u, m, f->whole ? f->whole : u->secondary, u->full);
+  decode_full(z, u, f->kind, f->whole ? f->whole : u->secondary);
   u->full_version = z->version;
   give_flight(z, u);
 }
 
 /* Stage 0 keeps whole masters: only the rounding of the wire is left to do. */
 static void round_whole(ZeroPP *z, Unit *u) {
-  const Message *m = &u->message[MSG_WEIGHTS];
-  char *message = pool_take(&z->pool, m->total);
-  if (!u->full) u->full = pool_take(&z->pool, unit_full_bytes(u));
-  unit_encode(z, u, m, z->shard[STATE_MASTER] + u->shard, NULL, message);
-  unit_decode(z, u, m, message, u->full);
-  pool_give(&z->pool, message, m->total);
+  char *message = pool_take(&z->pool, POOL_WHOLE, u->message[MSG_WEIGHTS].total);
+  Memory master = {LIE_FULL, DT_F32, engine_part(z, STATE_MASTER, u->shard, 0).data};
+  pieces_encode(z, pieces_all(z, u), MSG_WEIGHTS, master, NULL, message);
+  decode_full(z, u, MSG_WEIGHTS, message);
+  pool_give(&z->pool, message);
   u->full_version = z->version;
 }
 
@@ -128,7 +134,8 @@ void zeropp_gather(ZeroPP *z, int unit) {
     return;
   }
   if (z->alias_full) {
-    u->full = z->shard[STATE_MASTER] + u->shard;
+    Memory all = source(z);
+    u->full = (char *)all.x + (size_t)u->shard * dtype_size(all.type);
   } else if (z->cfg.stage == 0) {
     round_whole(z, u);
   } else {
@@ -144,7 +151,7 @@ void zeropp_release(ZeroPP *z, int unit) {
     die("release of unit %d (%s...), which no gather holds", unit, engine_unit_name(z, u));
   if (--u->holds > 0) return;
   if (!z->alias_full && keeps_full(z)) return;
-  if (!z->alias_full) pool_give(&z->pool, u->full, unit_full_bytes(u));
+  if (!z->alias_full) pool_give(&z->pool, u->full);
   u->full = NULL;
 }
 
@@ -167,37 +174,40 @@ static void drop_flights(ZeroPP *z) {
   }
 }
 
-/* Frozen: nobody will change the masters any more, and the secondary is all that is read. */
-static void keep_secondary_alone(ZeroPP *z) {
-  for (int i = 0; i < z->n_units; i++) {
+/* Frozen: nobody will change the masters any more, and what they were rounded to is all that is
+ * read. */
+static void keep_rounded_alone(ZeroPP *z) {
+  if (z->rounded) source(z);
+  for (int i = 0; i < z->n_units && z->secondary; i++) {
     Unit *u = &z->units[i];
     u->gather = (GatherFlight){.active = true};
     start_refresh(z, u);
     comm_wait(u->gather.ticket);
     give_flight(z, u);
   }
-  device_free(z->device, z->shard[STATE_MASTER]);
-  z->shard[STATE_MASTER] = NULL;
+  engine_drop_kind(z, STATE_MASTER);
 }
 
 void gather_new_version(ZeroPP *z) {
   engine_require_sharded(z, "new weights");
   drop_flights(z);
   z->version++;
-  if (z->secondary && !z->cfg.trainable && z->shard[STATE_MASTER]) keep_secondary_alone(z);
+  bool alone = z->secondary || (z->rounded && z->alias_full);
+  if (alone && !z->cfg.trainable && z->shard[STATE_MASTER]) keep_rounded_alone(z);
 }
 
 void gather_restore_master(ZeroPP *z) {
   if (z->shard[STATE_MASTER]) return;
   const Grid *g = z->grid;
   engine_add_kind(z, STATE_MASTER);
-  for (int i = 0; i < z->n_units; i++) {
+  Memory master = {LIE_SHARD, DT_F32, z->shard[STATE_MASTER]};
+  if (!z->secondary) numbers_widen(z, z->rounded, engine_shard(z, STATE_MASTER));
+  for (int i = 0; i < z->n_units && z->secondary; i++) {
     Unit *u = &z->units[i];
-    const Message *m = &u->message[MSG_SECONDARY];
     char *own = u->secondary;
-    for (int n = 0; n < g->node; n++) own += message_pieces(z, m, g->local_rank)[n];
-    piece_decode(z, (Piece){u, g->node, g->local_rank}, m->format, own, 1, 0, false, LIE_SHARD,
-                 z->shard[STATE_MASTER]);
+    for (int n = 0; n < g->node; n++)
+      own += message_pieces(z, &u->message[MSG_SECONDARY], g->local_rank)[n];
+    pieces_decode(z, pieces_own(z, u), MSG_SECONDARY, own, 1, 0, false, master);
   }
 }
 
@@ -205,13 +215,14 @@ void gather_replicate(ZeroPP *z, StateKind kind) {
   for (int i = 0; i < z->n_units && z->grid->world > 1; i++) {
     Unit *u = &z->units[i];
     const Message *m = &u->message[MSG_EXACT];
-    char *whole = pool_take(&z->pool, m->total);
-    char *slice = whole + message_slice_at(m, z->grid->local_rank);
+    char *whole = pool_take(&z->pool, POOL_WHOLE, m->total);
+    char *slice = whole + message_slice_at(z, m, z->grid->local_rank);
     u->gather = (GatherFlight){.active = true, .whole = whole, .kind = MSG_EXACT};
-    start_slice(z, u, m, LIE_SHARD, z->shard[kind], slice);
+    start_slice(z, u, MSG_EXACT, (Memory){LIE_SHARD, DT_F32, z->shard[kind]}, slice);
     start_whole(z, u, m, slice);
     comm_wait(u->gather.ticket);
-    unit_decode(z, u, m, whole, z->shard[kind] + u->shard);
+    pieces_decode(z, pieces_all(z, u), MSG_EXACT, whole, 1, 0, false,
+                  (Memory){LIE_FULL, DT_F32, engine_part(z, kind, u->shard, 0).data});
     give_flight(z, u);
   }
 }
@@ -219,5 +230,5 @@ void gather_replicate(ZeroPP *z, StateKind kind) {
 void gather_close(ZeroPP *z) {
   drop_flights(z);
   for (int i = 0; i < z->n_units && !z->alias_full; i++)
-    if (z->units[i].full) pool_give(&z->pool, z->units[i].full, unit_full_bytes(&z->units[i]));
+    if (z->units[i].full) pool_give(&z->pool, z->units[i].full);
 }

@@ -1,10 +1,14 @@
 /* Inside of zeropp: what its files share.
  *
  * Three places for a unit's numbers. Its FULL buffer holds its parameters in order, the first of
- * every joined group 64-byte aligned, gaps zero. A rank's SHARD buffers (master, moments, gradient,
- * average; one of each for the whole model) hold the rank's pieces in order, without gaps; where
- * the model is WHOLE on every rank (one rank, stage 0) they are laid out like full buffers. A
- * MESSAGE holds the pieces as they travel, by slice and then by piece, in a wire format.
+ * every joined group 128-byte aligned; what is in the gaps is nobody's business. A rank's SHARD
+ * buffers (master, moments, gradient, average; one of each for the whole model) hold the rank's
+ * pieces in order, without gaps; where the model is WHOLE on every rank (one rank, stage 0) they
+ * are laid out like full buffers, with zeros in the gaps, so that the norm and AdamW run over
+ * everything. A MESSAGE holds the pieces as they travel, by slice and then by piece, in a wire
+ * format.
+ *
+ * All of it is device memory: nothing here reads or writes it but through kernels.h.
  */
 #ifndef ZEROPP_INTERNAL_H
 #define ZEROPP_INTERNAL_H
@@ -13,15 +17,24 @@
 
 typedef struct ParamPlace {
   int64_t numel;
-  int64_t full;         /* in its unit's full buffer, floats */
+  int64_t full;         /* in its unit's full buffer, elements */
   int64_t start, count; /* the elements this rank owns */
-  int64_t shard;        /* where they lie in the shard buffers, floats */
+  int64_t shard;        /* where they lie in the shard buffers, elements */
+  bool fresh;           /* its full gradient holds nothing yet, no zeros either */
 } ParamPlace;
 
-/* A unit in one wire format: bytes of every piece ([local_rank * nodes + node]) and slice. */
+/* One parameter's elements in one piece of its unit. */
+typedef struct Slot {
+  WireSpan span;
+  int64_t dense; /* elements of the unit before them, in the order of messages */
+} Slot;
+
+/* A unit in one wire format. Piece n of slice j is number j * nodes + n. */
 typedef struct Message {
   WireFormat format;
-  size_t *piece, *slice; /* [world], [local] */
+  size_t *piece, *slice;    /* bytes: [world], [local] */
+  size_t *at;               /* where pieces start, [world + 1] */
+  size_t *scales, *payload; /* of every slot, from the message's start */
   size_t total;
 } Message;
 
@@ -39,18 +52,17 @@ typedef enum MessageKind {
 typedef struct GatherFlight {
   bool active;
   CommTicket ticket;
-  char *whole; /* all slices; NULL: the secondary is all there is */
-  char *slice; /* this rank's slice before it becomes the secondary, or NULL */
-  size_t slice_bytes;
+  char *whole;      /* all slices; NULL: the secondary is all there is */
+  char *slice;      /* this rank's slice before it becomes the secondary, or NULL */
   MessageKind kind; /* of `whole` */
 } GatherFlight;
 
 /* A reduction that was started and not finished. */
 typedef struct ReduceFlight {
   bool active;
+  bool add; /* the sum goes on top of what is there */
   CommTicket ticket;
   char *out, *in; /* messages of both hops, one after the other */
-  size_t out_bytes, in_bytes;
 } ReduceFlight;
 
 /* What a unit's queued work is about: valid until the wait. */
@@ -66,9 +78,10 @@ typedef struct Unit {
   int64_t shard, owned;       /* its piece of the shard buffers */
   int64_t dense;              /* where it starts among all units' dense numbers */
   int64_t slice, slice_numel; /* this rank's slice: where it starts among all units' slices, size */
+  Slot *slots;                /* [world][count] */
   Message message[MSG_KINDS];
   int holds;             /* gathers not yet released; FULL while above 0 */
-  float *full;           /* NULL unless FULL, or kept between gathers (below stage 3) */
+  char *full;            /* NULL unless FULL, or kept between gathers (below stage 3) */
   uint64_t full_version; /* of the weights in `full` */
   char *secondary;       /* this rank's slice; hpZ */
   uint64_t secondary_version;
@@ -76,18 +89,26 @@ typedef struct Unit {
   float *grad;      /* NULL unless open, or kept until the step (stage 1) */
   bool grad_waits;  /* gradients of micro-batches that the step must still reduce */
   bool grad_summed; /* stage 0: what `grad` holds is the sum of all ranks already */
+  bool shard_fresh; /* the owner's sum (its node's sum) holds nothing yet, no zeros either */
+  bool node_fresh;
   GatherFlight gather;
   ReduceFlight reduce;
   UnitWork work;
 } Unit;
 
-/* Buffers for full weights, gradients and messages, kept for the next use. */
+/* Buffers between their uses. Those of one use serve each other where their sizes are near. */
+typedef enum PoolUse { POOL_FULL, POOL_GRAD, POOL_WHOLE, POOL_SLICE, POOL_OUT, POOL_IN } PoolUse;
+typedef struct PoolBuffer {
+  void *p;
+  size_t bytes;
+  PoolUse use;
+  bool busy;
+} PoolBuffer;
 typedef struct Pool {
   Device *device;
-  void **free;
-  size_t *bytes;
+  PoolBuffer *at;
   int n, cap;
-  size_t idle, used, limit; /* bytes; idle ones go back when both together are above the limit */
+  size_t held, limit; /* bytes; idle ones go back when all together are above the limit */
 } Pool;
 
 struct ZeroPP {
@@ -97,15 +118,21 @@ struct ZeroPP {
   ZeroPPConfig cfg;
   int64_t cut;     /* pieces are cut between blocks of so many elements; 1: anywhere */
   bool whole;      /* shards hold the whole model */
-  bool alias_full; /* a full weight is the master itself */
+  bool alias_full; /* a full weight is the master itself, or `rounded` */
   bool alias_grad; /* a full gradient is the shard itself */
+  bool one_hop;    /* sums of a node are the owners' */
+  bool keeps_rounded;
   ParamSpec *specs;
   ParamPlace *place;
   int n_params;
   Unit *units;
   int n_units;
   int64_t numel, shard_numel, slice_numel;
-  float *shard[STATE_KINDS]; /* NULL when this model has none of a kind */
+  char *shard[STATE_KINDS]; /* NULL when this model has none of a kind */
+  char *rounded; /* masters in BF16, laid out like them: what is read in their place; or NULL */
+  uint64_t rounded_version;
+  float *view[STATE_KINDS]; /* host copies of a parameter's shard, for others to read and write */
+  size_t view_bytes[STATE_KINDS];
   Pool pool;
   char *secondary;    /* all units' */
   float *node_sum;    /* all units' slices, summed over this node; accumulate: node */
@@ -123,7 +150,7 @@ void layout_free(ZeroPP *z);
 void layout_piece(const ParamSpec *s, int64_t cut, int nodes, int local, int node, int local_rank,
                   int64_t *start, int64_t *count);
 /* Bytes before slice `local_rank` in a message. */
-size_t message_slice_at(const Message *m, int local_rank);
+size_t message_slice_at(const ZeroPP *z, const Message *m, int local_rank);
 /* Bytes of piece `node` of slice `local_rank`, and of all pieces of a slice, [nodes]. */
 const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank);
 
@@ -131,31 +158,37 @@ const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank);
 uint64_t memory_working_bytes(const ZeroPP *z);
 size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u); /* with what aligns the next */
 
-/* pool.c: buffers are 64-byte aligned; their size is asked again when they come back. */
-void *pool_take(Pool *p, size_t bytes);
-void pool_give(Pool *p, void *buffer, size_t bytes);
+/* pool.c */
+void *pool_take(Pool *p, PoolUse use, size_t bytes);
+void pool_give(Pool *p, void *buffer);
 void pool_close(Pool *p);
 
-/* piece.c: one rank's piece of a unit between memory and a message. */
-typedef enum Lie { LIE_FULL, LIE_SHARD, LIE_DENSE } Lie; /* dense: this piece alone, without gaps */
-typedef struct Piece {
+/* piece.c: consecutive pieces of a unit between memory and a message, all in one op. */
+typedef enum Lie { LIE_FULL, LIE_SHARD, LIE_DENSE } Lie; /* dense: these pieces alone, no gaps */
+typedef struct Memory {
+  Lie lie;
+  DType type;
+  void *x;
+} Memory;
+typedef struct Pieces {
   const Unit *unit;
-  int node, local_rank;
-} Piece;
-/* error (dense) may be NULL. */
-void piece_encode(const ZeroPP *z, Piece piece, WireFormat f, Lie lie, float *x, uint16_t *error,
-                  char *to);
+  int first, n;
+} Pieces;
+Pieces pieces_own(const ZeroPP *z, const Unit *u);   /* this rank's piece */
+Pieces pieces_slice(const ZeroPP *z, const Unit *u); /* this rank's slice */
+Pieces pieces_all(const ZeroPP *z, const Unit *u);
+int64_t pieces_numel(const ZeroPP *z, Pieces pieces);
+/* to, from: where the first of the pieces starts. error (dense) may be NULL. */
+void pieces_encode(const ZeroPP *z, Pieces pieces, MessageKind kind, Memory x, uint16_t *error,
+                   char *to);
 /* The sum of n messages `stride` bytes apart, to or (add) on top of what is there. */
-void piece_decode(const ZeroPP *z, Piece piece, WireFormat f, char *from, int n, size_t stride,
-                  bool add, Lie lie, float *x);
-void piece_recode(const ZeroPP *z, Piece piece, WireFormat f, char *from, int n, size_t stride,
-                  WireFormat f_to, uint16_t *error, char *to);
-int64_t piece_numel(const ZeroPP *z, Piece piece);
-/* The whole unit: every piece of a message to a full buffer, and back. error: dense, or NULL. */
-void unit_decode(const ZeroPP *z, const Unit *u, const Message *m, char *from, float *full);
-void unit_encode(const ZeroPP *z, const Unit *u, const Message *m, float *full, uint16_t *error,
-                 char *to);
-size_t unit_full_bytes(const Unit *u);
+void pieces_decode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from, int n,
+                   size_t stride, bool add, Memory x);
+void pieces_recode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from, int n,
+                   size_t stride, MessageKind kind_to, uint16_t *error, char *to);
+/* A vector of F32 to BF16, and back. */
+void numbers_round(const ZeroPP *z, Tensor x, char *half);
+void numbers_widen(const ZeroPP *z, char *half, Tensor x);
 
 /* engine.c: defaults filled in; dies on what contradicts itself. */
 ZeroPPConfig engine_config(const ZeroPPConfig *given);
@@ -165,24 +198,32 @@ void engine_require_sharded(const ZeroPP *z, const char *what);
 Unit *engine_unit(const ZeroPP *z, int unit);
 const char *engine_unit_name(const ZeroPP *z,
                              const Unit *u); /* for messages: its first parameter */
-/* All of one kind of this rank, as one vector. */
+/* All of one kind of this rank as one vector, and n elements of it. */
 Tensor engine_shard(const ZeroPP *z, StateKind kind);
+Tensor engine_part(const ZeroPP *z, StateKind kind, int64_t at, int64_t n);
 void engine_add_kind(ZeroPP *z, StateKind kind); /* allocates it, zeroed */
+void engine_drop_kind(ZeroPP *z, StateKind kind);
 /* Parameters from `param` on, joined, in a unit's full buffer. */
-Tensor engine_joined(const ZeroPP *z, int param, int n, float *unit_buffer);
+Tensor engine_joined(const ZeroPP *z, int param, int n, void *unit_buffer, DType type);
+/* A full buffer of weights, and one of gradients. */
+size_t unit_weight_bytes(const ZeroPP *z, const Unit *u);
+size_t unit_grad_bytes(const Unit *u);
 
 /* gather.c */
 void gather_new_version(ZeroPP *z); /* masters changed, on every rank in the same way */
 void gather_close(ZeroPP *z);
 /* Every rank's piece of a kind to every rank, where the model is whole (stage 0). */
 void gather_replicate(ZeroPP *z, StateKind kind);
-/* The master of a frozen model that keeps its secondary alone, from that. */
+/* The master of a frozen model that keeps rounded weights alone, from those. */
 void gather_restore_master(ZeroPP *z);
 
 /* reduce.c: everything that was reduced arrives in the gradient shards. Collective. */
 void reduce_finish(ZeroPP *z);
 void reduce_forget_errors(ZeroPP *z);
 void reduce_close(ZeroPP *z);
+
+/* state.c: host copies go. */
+void state_drop_views(ZeroPP *z);
 
 /* state_error.c: entries of error feedback behind all others of a state file; nothing where there
  * is none. index: of the first. */

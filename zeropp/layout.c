@@ -11,7 +11,7 @@
 
 #include "zeropp/internal.h"
 
-enum { ALIGN_FLOATS = 64 / sizeof(float) };
+enum { ALIGN_BYTES = 128 /* of the first of every joined group */ };
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -66,16 +66,16 @@ static void check_specs(const ParamSpec *s, int n) {
 }
 
 /* The full buffer of a unit: offsets of its parameters. */
-static void place_full(Unit *u, const ParamSpec *s, ParamPlace *place) {
+static void place_full(Unit *u, const ParamSpec *s, ParamPlace *place, int64_t align) {
   int64_t at = 0;
   for (int p = u->first; p < u->first + u->count; p++) {
-    if (!s[p].joined) at = round_up(at, ALIGN_FLOATS);
+    if (!s[p].joined) at = round_up(at, align);
     place[p].numel = spec_numel(&s[p]);
     place[p].full = at;
     at += place[p].numel;
     u->dense_numel += place[p].numel;
   }
-  u->full_numel = round_up(at, ALIGN_FLOATS);
+  u->full_numel = round_up(at, align);
 }
 
 /* This rank's pieces. Returns where the next unit's start. */
@@ -95,36 +95,65 @@ static int64_t place_shard(ZeroPP *z, Unit *u, int64_t at) {
 
 /* ---- messages ---- */
 
-/* Scales of all parameters, then their payloads; a multiple of 4, so that scales are aligned. */
-static size_t piece_bytes(const ZeroPP *z, const Unit *u, WireFormat f, int node, int local_rank) {
-  size_t bytes = 0;
-  for (int p = u->first; p < u->first + u->count; p++) {
-    WireSpan s = {z->specs[p].ndim == 2 ? z->specs[p].dim[1] : z->specs[p].dim[0], 0, 0};
-    layout_piece(&z->specs[p], z->cut, z->grid->nodes, z->grid->local, node, local_rank, &s.first,
-                 &s.count);
-    bytes += wire_scale_bytes(f, s) + wire_payload_bytes(f, s);
+static void place_slots(const ZeroPP *z, Unit *u) {
+  const Grid *g = z->grid;
+  int64_t dense = 0;
+  u->slots = mem_zalloc((size_t)(g->world * u->count), sizeof *u->slots);
+  for (int i = 0; i < g->world * u->count; i++) {
+    const ParamSpec *p = &z->specs[u->first + i % u->count];
+    int piece = i / u->count;
+    WireSpan *s = &u->slots[i].span;
+    s->width = p->ndim == 2 ? p->dim[1] : p->dim[0];
+    layout_piece(p, z->cut, g->nodes, g->local, piece % g->nodes, piece / g->nodes, &s->first,
+                 &s->count);
+    u->slots[i].dense = dense;
+    dense += s->count;
   }
-  return f.kind == WIRE_F32 || f.kind == WIRE_BF16 ? bytes : (bytes + 3) / 4 * 4;
+}
+
+/* Scales of all parameters, then their payloads; a multiple of 4, so that scales are aligned.
+ * Returns the piece's bytes. */
+static size_t place_piece(const Unit *u, Message *m, int piece) {
+  size_t at = m->at[piece];
+  int first = piece * u->count, end = first + u->count;
+  for (int i = first; i < end; i++) {
+    m->scales[i] = at;
+    at += wire_scale_bytes(m->format, u->slots[i].span);
+  }
+  for (int i = first; i < end; i++) {
+    m->payload[i] = at;
+    at += wire_payload_bytes(m->format, u->slots[i].span);
+  }
+  at -= m->at[piece];
+  return m->format.kind == WIRE_F32 || m->format.kind == WIRE_BF16 ? at : (at + 3) / 4 * 4;
 }
 
 static void message_build(const ZeroPP *z, const Unit *u, Message *m, WireFormat f) {
-  int nodes = z->grid->nodes, local = z->grid->local;
+  size_t pieces = (size_t)z->grid->world, slots = pieces * (size_t)u->count;
   m->format = f;
-  m->piece = mem_alloc((size_t)z->grid->world, sizeof *m->piece);
-  m->slice = mem_zalloc((size_t)local, sizeof *m->slice);
-  for (int j = 0; j < local; j++)
-    for (int n = 0; n < nodes; n++) {
-      size_t bytes = piece_bytes(z, u, f, n, j);
-      m->piece[j * nodes + n] = bytes;
-      m->slice[j] += bytes;
-      m->total += bytes;
-    }
+  m->piece = mem_alloc(pieces, sizeof *m->piece);
+  m->at = mem_zalloc(pieces + 1, sizeof *m->at);
+  m->slice = mem_zalloc((size_t)z->grid->local, sizeof *m->slice);
+  m->scales = mem_alloc(slots, sizeof *m->scales);
+  m->payload = mem_alloc(slots, sizeof *m->payload);
+  for (int i = 0; i < z->grid->world; i++) {
+    m->piece[i] = place_piece(u, m, i);
+    m->at[i + 1] = m->at[i] + m->piece[i];
+    m->slice[i / z->grid->nodes] += m->piece[i];
+  }
+  m->total = m->at[pieces];
 }
 
-size_t message_slice_at(const Message *m, int local_rank) {
-  size_t at = 0;
-  for (int j = 0; j < local_rank; j++) at += m->slice[j];
-  return at;
+static void message_free(Message *m) {
+  free(m->piece);
+  free(m->at);
+  free(m->slice);
+  free(m->scales);
+  free(m->payload);
+}
+
+size_t message_slice_at(const ZeroPP *z, const Message *m, int local_rank) {
+  return m->at[local_rank * z->grid->nodes];
 }
 
 const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank) {
@@ -148,17 +177,17 @@ static void build_messages(const ZeroPP *z, Unit *u) {
 /* ---- all of it ---- */
 
 static void place_units(ZeroPP *z) {
-  int64_t dense = 0;
+  int64_t dense = 0, align = ALIGN_BYTES / (int64_t)dtype_size(z->cfg.compute);
   for (int i = 0; i < z->n_units; i++) {
     Unit *u = &z->units[i];
-    place_full(u, z->specs, z->place);
+    place_full(u, z->specs, z->place, align);
     z->shard_numel = place_shard(z, u, z->shard_numel);
     z->numel += u->dense_numel;
     u->dense = dense;
     dense += u->dense_numel;
     u->slice = z->slice_numel;
-    for (int n = 0; n < z->grid->nodes; n++)
-      u->slice_numel += piece_numel(z, (Piece){u, n, z->grid->local_rank});
+    place_slots(z, u);
+    u->slice_numel = pieces_numel(z, pieces_slice(z, u));
     z->slice_numel += u->slice_numel;
     build_messages(z, u);
   }
@@ -170,8 +199,10 @@ void layout_build(ZeroPP *z) {
   bool one = z->grid->world == 1;
   z->cut = c->qwz || c->qgz ? c->block : 1;
   z->whole = one || c->stage == 0;
-  z->alias_full = z->whole && !c->qwz && c->wire == WIRE_F32;
+  z->alias_full = z->whole && !c->qwz && (c->wire == WIRE_F32 || c->compute == DT_BF16);
   z->alias_grad = one && !c->qgz && c->wire == WIRE_F32;
+  z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
+  z->keeps_rounded = z->alias_full && c->compute == DT_BF16;
   z->n_units = z->n_params ? z->specs[z->n_params - 1].unit + 1 : 0;
   z->units = mem_zalloc((size_t)z->n_units, sizeof *z->units);
   z->place = mem_zalloc((size_t)z->n_params, sizeof *z->place);
@@ -183,11 +214,10 @@ void layout_build(ZeroPP *z) {
 }
 
 void layout_free(ZeroPP *z) {
-  for (int i = 0; i < z->n_units; i++)
-    for (int k = 0; k < MSG_KINDS; k++) {
-      free(z->units[i].message[k].piece);
-      free(z->units[i].message[k].slice);
-    }
+  for (int i = 0; i < z->n_units; i++) {
+    for (int k = 0; k < MSG_KINDS; k++) message_free(&z->units[i].message[k]);
+    free(z->units[i].slots);
+  }
   free(z->units);
   free(z->place);
 }

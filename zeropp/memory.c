@@ -11,53 +11,57 @@ size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u) {
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
 /* Full buffers of one kind that training holds at the same time: two units, since a tied
- * embedding's stays while the blocks' come and go; or all. */
-static uint64_t full_bytes(const ZeroPP *z, bool all) {
+ * embedding's stays while the blocks' come and go (in buffers of up to twice their size, pool.c);
+ * or all. */
+static uint64_t full_bytes(const ZeroPP *z, DType type, bool all) {
   uint64_t first = 0, second = 0, sum = 0;
   for (int i = 0; i < z->n_units; i++) {
-    uint64_t n = unit_full_bytes(&z->units[i]);
+    uint64_t n = (uint64_t)z->units[i].full_numel * dtype_size(type);
     sum += n;
-    second = max_u64(second, n < first ? n : first);
+    second = max_u64(second, min_u64(n, first));
     first = max_u64(first, n);
   }
-  return all ? sum : first + second;
+  return all ? sum : first + min_u64(first, 2 * second);
 }
 
 /* One gather: all slices, and one slice on its way into the secondary. */
 static uint64_t gather_bytes(const ZeroPP *z) {
-  uint64_t most = 0;
+  uint64_t whole = 0, slice = 0;
   for (int i = 0; i < z->n_units; i++) {
     const Message *m = z->units[i].message;
     uint64_t n = m[z->cfg.hpz ? MSG_SECONDARY : MSG_WEIGHTS].total;
-    if (z->cfg.hpz) n += m[MSG_WEIGHTS].slice[z->grid->local_rank];
+    if (z->cfg.hpz) slice = max_u64(slice, m[MSG_WEIGHTS].slice[z->grid->local_rank]);
     if (z->cfg.stage == 0) n = m[MSG_EXACT].total; /* a load spreads the state in full precision */
-    most = max_u64(most, n);
+    whole = max_u64(whole, n);
   }
-  return most;
+  return whole + slice;
 }
 
 /* One reduction: what is sent, and what arrives at either hop. */
 static uint64_t reduce_bytes(const ZeroPP *z) {
   const Grid *g = z->grid;
-  uint64_t most = 0;
+  uint64_t out = 0, in = 0;
   for (int i = 0; i < z->n_units; i++) {
     const Message *m = &z->units[i].message[MSG_GRADS];
     uint64_t slice = m->slice[g->local_rank] * (uint64_t)g->local;
     uint64_t piece = message_pieces(z, m, g->local_rank)[g->node] * (uint64_t)g->nodes;
-    most = max_u64(most, m->total + max_u64(slice, piece));
+    out = max_u64(out, m->total);
+    in = max_u64(in, max_u64(slice, piece));
   }
-  return most;
+  return out + in;
 }
 
 uint64_t memory_working_bytes(const ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
   uint64_t bytes = 0, travel = 0;
-  if (!z->alias_full) bytes += full_bytes(z, c->stage < 3);
+  if (!z->alias_full) bytes += full_bytes(z, c->compute, c->stage < 3);
   if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + c->prefetch);
   if (z->grid->world == 1 && z->alias_full) travel = 0;
   if (c->trainable && !z->alias_grad) {
-    if (c->stage > 0) bytes += full_bytes(z, c->stage < 2);
+    if (c->stage > 0) bytes += full_bytes(z, DT_F32, c->stage < 2);
     travel += 2 * reduce_bytes(z); /* IN_FLIGHT of reduce.c */
   }
   return bytes + travel;
@@ -69,15 +73,16 @@ static ZeroPPMemory memory_of(const ZeroPP *z, bool ema) {
   ZeroPPMemory m = {.master = shard, .ema = ema ? shard : 0};
   if (c->trainable) {
     m.moments = 2 * shard;
-    m.gradients = shard;
+    m.gradients = (uint64_t)z->shard_numel * dtype_size(c->gradients);
     if (c->accumulate_node && !z->alias_grad)
       m.gradients += (uint64_t)z->slice_numel * sizeof(float);
     if (c->error_feedback) m.errors = 2 * (uint64_t)(z->numel + z->slice_numel);
   }
   for (int i = 0; i < z->n_units && c->hpz && !z->alias_full; i++)
     m.secondary += memory_secondary_bytes(z, &z->units[i]);
-  if (m.secondary && !c->trainable) m.master = 0;
   m.full_units = memory_working_bytes(z);
+  if (z->keeps_rounded) m.full_units += 2 * (uint64_t)z->shard_numel;
+  if (!c->trainable && (m.secondary || z->keeps_rounded)) m.master = 0;
   return m;
 }
 

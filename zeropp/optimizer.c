@@ -8,21 +8,15 @@
 
 #include "zeropp/internal.h"
 
-/* In double and parameter by parameter, so that another number of ranks changes it in the last bits
- * of a double only. */
+/* In double, so that another number of ranks changes it in the last bits of a double only. What all
+ * have is counted once. */
 static double grad_norm(const ZeroPP *z) {
-  double sum = 0;
-  for (int p = 0; p < z->n_params; p++) {
-    const ParamPlace *w = &z->place[p];
-    sum += z->ops->sum_squares(z->device,
-                               tensor_1d(z->shard[STATE_GRAD] + w->shard, DT_F32, w->count));
-  }
-  comm_all_reduce_f64(z->grid->all, &sum, 1, false);
+  double sum = z->ops->sum_squares(z->device, engine_shard(z, STATE_GRAD));
+  if (z->whole)
+    comm_broadcast(z->grid->all, &sum, sizeof sum, 0);
+  else
+    comm_all_reduce_f64(z->grid->all, &sum, 1, false);
   return sqrt(sum);
-}
-
-static Tensor part(const ZeroPP *z, StateKind kind, int64_t at, int64_t n) {
-  return tensor_1d(z->shard[kind] + at, DT_F32, n);
 }
 
 /* Where the elements lie that this rank updates: its own, or all where the model is whole. */
@@ -32,19 +26,23 @@ static int64_t updated(const ZeroPP *z, int p, int64_t *count) {
   return z->whole ? w->shard - w->start : w->shard;
 }
 
-/* One call for each run of neighbours with the same weight decay. */
+/* One call for each run of neighbours with the same weight decay. Gaps between them stay zero. */
 static void update(ZeroPP *z, AdamW adam) {
   for (int p = 0, next; p < z->n_params; p = next) {
-    int64_t n, more, at = updated(z, p, &n);
+    int64_t count, at = updated(z, p, &count), end = at + count;
     bool decay = z->specs[p].decay;
-    for (next = p + 1; next < z->n_params; next++) {
-      if (z->specs[next].decay != decay || updated(z, next, &more) != at + n) break;
-      n += more;
+    for (next = p + 1; next < z->n_params && z->specs[next].decay == decay; next++) {
+      end = updated(z, next, &count);
+      end += count;
     }
     AdamW a = adam;
     if (!decay) a.weight_decay = 0;
-    z->ops->adamw(z->device, a, part(z, STATE_MASTER, at, n), part(z, STATE_GRAD, at, n),
-                  part(z, STATE_MOMENT1, at, n), part(z, STATE_MOMENT2, at, n), (Tensor){0});
+    Tensor out = {0};
+    if (z->rounded) out = tensor_1d(z->rounded + 2 * at, DT_BF16, end - at);
+    z->ops->adamw(z->device, a, engine_part(z, STATE_MASTER, at, end - at),
+                  engine_part(z, STATE_GRAD, at, end - at),
+                  engine_part(z, STATE_MOMENT1, at, end - at),
+                  engine_part(z, STATE_MOMENT2, at, end - at), out);
   }
 }
 
@@ -65,6 +63,7 @@ StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm) {
   update(z, p);
   if (z->cfg.error_reset > 0 && z->steps % z->cfg.error_reset == 0) reduce_forget_errors(z);
   gather_new_version(z);
+  z->rounded_version = z->version;
   return result;
 }
 
@@ -73,7 +72,9 @@ int64_t zeropp_steps(const ZeroPP *z) { return z->steps; }
 void zeropp_ema_enable(ZeroPP *z) {
   require(!z->shard[STATE_EMA]);
   engine_add_kind(z, STATE_EMA);
-  memcpy(z->shard[STATE_EMA], z->shard[STATE_MASTER], (size_t)z->shard_numel * sizeof(float));
+  gather_restore_master(z);
+  device_copy(z->device, z->shard[STATE_EMA], z->shard[STATE_MASTER],
+              tensor_bytes(engine_shard(z, STATE_MASTER)));
 }
 
 void zeropp_ema_update(ZeroPP *z, float decay) {
@@ -100,7 +101,9 @@ void zeropp_copy_weights(ZeroPP *to, ZeroPP *from) {
   require(to->cut == from->cut && to->whole == from->whole);
   gather_restore_master(to);
   gather_restore_master(from);
-  memcpy(to->shard[STATE_MASTER], from->shard[STATE_MASTER],
-         (size_t)to->shard_numel * sizeof(float));
+  require(device_kind(to->device) == device_kind(from->device));
+  if (to->device != from->device) device_sync(from->device);
+  device_copy(to->device, to->shard[STATE_MASTER], from->shard[STATE_MASTER],
+              tensor_bytes(engine_shard(to, STATE_MASTER)));
   zeropp_weights_written(to);
 }

@@ -1,136 +1,143 @@
-/* piece: one rank's part of a unit between memory and a message.
+/* piece: pieces of a unit between memory and a message, as one list of parts for one op.
  *
- * A message has the scales of all parameters first, then their payloads. What is at hand in memory
- * lies in a full buffer, in the shards, or dense.
+ * A piece has the scales of all its parameters first, then their payloads. What is at hand in
+ * memory lies in a full buffer, in the shards, or dense.
  */
+#include <stdlib.h>
+
 #include "zeropp/internal.h"
 
-/* One parameter of a piece: the elements, where they are, and where they are in the message. */
-typedef struct Part {
-  WireSpan span;
-  size_t scales, payload; /* offsets in the message */
-  int64_t dense;          /* elements of the piece before it */
-  float *x;
-} Part;
-
-static WireSpan part_span(const ZeroPP *z, Piece piece, int p) {
-  const Grid *g = z->grid;
-  const ParamSpec *s = &z->specs[p];
-  WireSpan span = {s->ndim == 2 ? s->dim[1] : s->dim[0], 0, 0};
-  layout_piece(s, z->cut, g->nodes, g->local, piece.node, piece.local_rank, &span.first,
-               &span.count);
-  return span;
+Pieces pieces_own(const ZeroPP *z, const Unit *u) {
+  return (Pieces){u, z->grid->local_rank * z->grid->nodes + z->grid->node, 1};
 }
 
-int64_t piece_numel(const ZeroPP *z, Piece piece) {
-  int64_t n = 0;
-  for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++)
-    n += part_span(z, piece, p).count;
-  return n;
+Pieces pieces_slice(const ZeroPP *z, const Unit *u) {
+  return (Pieces){u, z->grid->local_rank * z->grid->nodes, z->grid->nodes};
 }
 
-static Part part_first(const ZeroPP *z, Piece piece, WireFormat f) {
-  Part part = {.dense = 0};
-  for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++)
-    part.payload += wire_scale_bytes(f, part_span(z, piece, p));
-  return part;
+Pieces pieces_all(const ZeroPP *z, const Unit *u) { return (Pieces){u, 0, z->grid->world}; }
+
+int64_t pieces_numel(const ZeroPP *z, Pieces pieces) {
+  const Unit *u = pieces.unit;
+  int end = (pieces.first + pieces.n) * u->count;
+  int64_t before = u->slots[pieces.first * u->count].dense;
+  return (end < z->grid->world * u->count ? u->slots[end].dense : u->dense_numel) - before;
 }
 
-/* Fills in parameter p, given that all before it were passed. */
-static void part_enter(const ZeroPP *z, Piece piece, int p, Lie lie, float *x, Part *part) {
-  part->span = part_span(z, piece, p);
-  if (lie == LIE_FULL) part->x = x + z->place[p].full + part->span.first;
-  if (lie == LIE_SHARD) part->x = x + z->place[p].shard;
-  if (lie == LIE_DENSE) part->x = x + part->dense;
+/* ---- lists of parts: slots that are not empty ---- */
+
+typedef struct Parts {
+  WirePart *part;
+  int *slot; /* of each part */
+  int n;
+} Parts;
+
+static Parts parts_of(Pieces pieces) {
+  const Unit *u = pieces.unit;
+  size_t most = (size_t)(pieces.n * u->count);
+  Parts parts = {mem_zalloc(most, sizeof(WirePart)), mem_alloc(most, sizeof(int)), 0};
+  for (int s = pieces.first * u->count; s < (pieces.first + pieces.n) * u->count; s++) {
+    if (u->slots[s].span.count == 0) continue;
+    parts.slot[parts.n] = s;
+    parts.part[parts.n++].span = u->slots[s].span;
+  }
+  return parts;
 }
 
-static void part_leave(WireFormat f, Part *part) {
-  part->scales += wire_scale_bytes(f, part->span);
-  part->payload += wire_payload_bytes(f, part->span);
-  part->dense += part->span.count;
+static void parts_free(Parts parts) {
+  free(parts.part);
+  free(parts.slot);
 }
 
-static WireData part_data(const Part *part, char *message, int n, size_t stride) {
-  return (WireData){message + part->scales, message + part->payload, n, stride};
+/* Where a slot's elements are. */
+static int64_t element_of(const ZeroPP *z, Pieces pieces, Lie lie, int slot) {
+  const Unit *u = pieces.unit;
+  const Slot *s = &u->slots[slot];
+  const ParamPlace *w = &z->place[u->first + slot % u->count];
+  if (lie == LIE_FULL) return w->full + s->span.first;
+  if (lie == LIE_SHARD) return w->shard;
+  return s->dense - u->slots[pieces.first * u->count].dense;
 }
 
-static WireFeedback part_error(const ZeroPP *z, const Part *part, uint16_t *error) {
-  if (!error) return (WireFeedback){0};
-  return (WireFeedback){tensor_1d(error + part->dense, DT_BF16, part->span.count),
-                        (float)z->cfg.error_decay};
-}
-
-void piece_encode(const ZeroPP *z, Piece piece, WireFormat f, Lie lie, float *x, uint16_t *error,
-                  char *to) {
-  Part part = part_first(z, piece, f);
-  for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++) {
-    part_enter(z, piece, p, lie, x, &part);
-    WirePart w = {.span = part.span,
-                  .x = tensor_1d(part.x, DT_F32, part.span.count),
-                  .e = part_error(z, &part, error),
-                  .to = part_data(&part, to, 1, 0)};
-    if (part.span.count) z->ops->quantize(z->device, f, 1, &w);
-    part_leave(f, &part);
+static void parts_memory(const ZeroPP *z, Pieces pieces, Memory m, Parts parts) {
+  require(m.lie != LIE_SHARD || pieces.n == 1); /* shards hold this rank's piece alone */
+  for (int i = 0; i < parts.n; i++) {
+    int64_t at = element_of(z, pieces, m.lie, parts.slot[i]);
+    parts.part[i].x =
+        tensor_1d((char *)m.x + (size_t)at * dtype_size(m.type), m.type, parts.part[i].span.count);
   }
 }
 
-void piece_decode(const ZeroPP *z, Piece piece, WireFormat f, char *from, int n, size_t stride,
-                  bool add, Lie lie, float *x) {
-  Part part = part_first(z, piece, f);
-  for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++) {
-    part_enter(z, piece, p, lie, x, &part);
-    WirePart w = {.span = part.span,
-                  .x = tensor_1d(part.x, DT_F32, part.span.count),
-                  .from = part_data(&part, from, n, stride)};
-    if (part.span.count) z->ops->dequantize(z->device, f, 1, &w, add);
-    part_leave(f, &part);
+static void parts_error(const ZeroPP *z, Pieces pieces, uint16_t *error, Parts parts) {
+  for (int i = 0; i < parts.n && error; i++) {
+    int64_t at = element_of(z, pieces, LIE_DENSE, parts.slot[i]);
+    parts.part[i].e = (WireFeedback){tensor_1d(error + at, DT_BF16, parts.part[i].span.count),
+                                     (float)z->cfg.error_decay};
   }
 }
 
-void piece_recode(const ZeroPP *z, Piece piece, WireFormat f, char *from, int n, size_t stride,
-                  WireFormat f_to, uint16_t *error, char *to) {
-  Part in = part_first(z, piece, f), out = part_first(z, piece, f_to);
-  for (int p = piece.unit->first; p < piece.unit->first + piece.unit->count; p++) {
-    in.span = out.span = part_span(z, piece, p);
-    WirePart w = {.span = in.span,
-                  .e = part_error(z, &out, error),
-                  .from = part_data(&in, from, n, stride),
-                  .to = part_data(&out, to, 1, 0)};
-    if (in.span.count) z->ops->requantize(z->device, f, f_to, 1, &w);
-    part_leave(f, &in);
-    part_leave(f_to, &out);
-  }
+/* first: where the first of the pieces is. */
+static WireData slot_data(const Message *m, Pieces pieces, int slot, char *first, int n,
+                          size_t stride) {
+  size_t before = m->at[pieces.first];
+  return (WireData){first + (m->scales[slot] - before), first + (m->payload[slot] - before), n,
+                    stride};
 }
 
-/* ---- whole units ---- */
+/* ---- the three ways ---- */
 
-size_t unit_full_bytes(const Unit *u) { return (size_t)u->full_numel * sizeof(float); }
-
-/* The gaps before aligned parameters and at the end are zero in every full buffer. */
-static void zero_gaps(const ZeroPP *z, const Unit *u, float *full) {
-  int64_t end = 0;
-  for (int p = u->first; p < u->first + u->count; p++) {
-    for (; end < z->place[p].full; end++) full[end] = 0;
-    end += z->place[p].numel;
-  }
-  for (; end < u->full_numel; end++) full[end] = 0;
+void pieces_encode(const ZeroPP *z, Pieces pieces, MessageKind kind, Memory x, uint16_t *error,
+                   char *to) {
+  const Message *m = &pieces.unit->message[kind];
+  Parts parts = parts_of(pieces);
+  parts_memory(z, pieces, x, parts);
+  parts_error(z, pieces, error, parts);
+  for (int i = 0; i < parts.n; i++)
+    parts.part[i].to = slot_data(m, pieces, parts.slot[i], to, 1, 0);
+  z->ops->quantize(z->device, m->format, parts.n, parts.part);
+  parts_free(parts);
 }
 
-void unit_decode(const ZeroPP *z, const Unit *u, const Message *m, char *from, float *full) {
-  zero_gaps(z, u, full);
-  for (int i = 0; i < z->grid->world; i++) {
-    Piece piece = {u, i % z->grid->nodes, i / z->grid->nodes};
-    piece_decode(z, piece, m->format, from, 1, 0, false, LIE_FULL, full);
-    from += m->piece[i];
-  }
+void pieces_decode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from, int n,
+                   size_t stride, bool add, Memory x) {
+  const Message *m = &pieces.unit->message[kind];
+  Parts parts = parts_of(pieces);
+  parts_memory(z, pieces, x, parts);
+  for (int i = 0; i < parts.n; i++)
+    parts.part[i].from = slot_data(m, pieces, parts.slot[i], from, n, stride);
+  z->ops->dequantize(z->device, m->format, parts.n, parts.part, add);
+  parts_free(parts);
 }
 
-void unit_encode(const ZeroPP *z, const Unit *u, const Message *m, float *full, uint16_t *error,
-                 char *to) {
-  for (int i = 0; i < z->grid->world; i++) {
-    Piece piece = {u, i % z->grid->nodes, i / z->grid->nodes};
-    piece_encode(z, piece, m->format, LIE_FULL, full, error, to);
-    to += m->piece[i];
-    if (error) error += piece_numel(z, piece);
+void pieces_recode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from, int n,
+                   size_t stride, MessageKind kind_to, uint16_t *error, char *to) {
+  const Message *m = &pieces.unit->message[kind], *m_to = &pieces.unit->message[kind_to];
+  Parts parts = parts_of(pieces);
+  parts_error(z, pieces, error, parts);
+  for (int i = 0; i < parts.n; i++) {
+    parts.part[i].from = slot_data(m, pieces, parts.slot[i], from, n, stride);
+    parts.part[i].to = slot_data(m_to, pieces, parts.slot[i], to, 1, 0);
   }
+  z->ops->requantize(z->device, m->format, m_to->format, parts.n, parts.part);
+  parts_free(parts);
+}
+
+/* ---- vectors ---- */
+
+static const WireFormat bf16 = {.kind = WIRE_BF16};
+
+static WirePart vector_part(Tensor x, char *half) {
+  int64_t n = tensor_numel(x);
+  WireData data = {.payload = half, .n = 1};
+  return (WirePart){.span = {n > 0 ? n : 1, 0, n}, .x = x, .from = data, .to = data};
+}
+
+void numbers_round(const ZeroPP *z, Tensor x, char *half) {
+  WirePart part = vector_part(x, half);
+  z->ops->quantize(z->device, bf16, tensor_numel(x) > 0, &part);
+}
+
+void numbers_widen(const ZeroPP *z, char *half, Tensor x) {
+  WirePart part = vector_part(x, half);
+  z->ops->dequantize(z->device, bf16, tensor_numel(x) > 0, &part, false);
 }

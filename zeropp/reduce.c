@@ -5,7 +5,11 @@
  * Each hop is an all-to-all of messages that were quantized (or rounded) once; sums are in fp32 and
  * in rank order. The slices and pieces of the layout are the paper's reordering: a sum lands on its
  * owner. accumulate: node keeps the first sums in fp32 and takes the second hop once a step.
- * Stages 2 and 3 reduce every micro-batch; stages 0 and 1 keep local sums until the step.
+ * Stages 2 and 3 reduce every micro-batch; stages 0 and 1 keep local sums until the step. On a GPU,
+ * on one node and unquantized, the first sums are the owners': there is no second rounding.
+ *
+ * Nothing is cleared that is overwritten: gradients and sums are `fresh` until somebody adds to
+ * them, and get zeros only if nobody could overwrite them.
  *
  * A block with a NaN or an infinity travels as NaN, so what is not finite anywhere reaches the
  * norm. What is started here runs in the queue of collectives, the sums between hops too; nobody
@@ -31,49 +35,37 @@ static uint16_t *error_at(const ZeroPP *z, const Unit *u, int hop) {
   return z->error[hop] + (hop == 0 ? u->dense : u->slice);
 }
 
+static Memory sums_of(const ZeroPP *z) {
+  return (Memory){LIE_SHARD, z->cfg.gradients, z->shard[STATE_GRAD]};
+}
+
 /* In: this rank's slice from every rank of the node. Out: its pieces, to be sent to their nodes. */
 static void sum_node(void *arg) {
   const UnitWork *w = arg;
-  const ZeroPP *z = w->z;
-  const Message *m = &w->u->message[MSG_GRADS];
-  const Grid *g = z->grid;
-  char *in = w->u->reduce.in, *out = w->u->reduce.out;
-  uint16_t *error = error_at(z, w->u, 1);
-  for (int n = 0; n < g->nodes; n++) {
-    Piece piece = {w->u, n, g->local_rank};
-    size_t bytes = message_pieces(z, m, g->local_rank)[n];
-    piece_recode(z, piece, m->format, in, g->local, own_slice_bytes(z, m), m->format, error, out);
-    in += bytes;
-    out += bytes;
-    if (error) error += piece_numel(z, piece);
-  }
+  const ReduceFlight *f = &w->u->reduce;
+  pieces_recode(w->z, pieces_slice(w->z, w->u), MSG_GRADS, f->in, w->z->grid->local,
+                own_slice_bytes(w->z, &w->u->message[MSG_GRADS]), MSG_GRADS,
+                error_at(w->z, w->u, 1), f->out);
 }
 
 /* The same, kept in fp32. */
 static void keep_node_sum(void *arg) {
   const UnitWork *w = arg;
-  const ZeroPP *z = w->z;
-  const Message *m = &w->u->message[MSG_GRADS];
-  char *in = w->u->reduce.in;
-  float *sum = z->node_sum + w->u->slice;
-  for (int n = 0; n < z->grid->nodes; n++) {
-    Piece piece = {w->u, n, z->grid->local_rank};
-    piece_decode(z, piece, m->format, in, z->grid->local, own_slice_bytes(z, m), true, LIE_DENSE,
-                 sum);
-    in += message_pieces(z, m, z->grid->local_rank)[n];
-    sum += piece_numel(z, piece);
-  }
+  const ReduceFlight *f = &w->u->reduce;
+  pieces_decode(w->z, pieces_slice(w->z, w->u), MSG_GRADS, f->in, w->z->grid->local,
+                own_slice_bytes(w->z, &w->u->message[MSG_GRADS]), f->add,
+                (Memory){LIE_DENSE, DT_F32, w->z->node_sum + w->u->slice});
 }
 
-/* In: this rank's piece from every node. Stage 0 replaces the local sum, which has been sent. */
+/* In: this rank's piece from every node, or where there is one node, from every rank. Stage 0
+ * replaces the local sum, which has been sent. */
 static void sum_owner(void *arg) {
   const UnitWork *w = arg;
-  const ZeroPP *z = w->z;
-  const Grid *g = z->grid;
-  const Message *m = &w->u->message[MSG_GRADS];
-  size_t bytes = message_pieces(z, m, g->local_rank)[g->node];
-  piece_decode(z, (Piece){w->u, g->node, g->local_rank}, m->format, w->u->reduce.in, g->nodes,
-               bytes, z->cfg.stage > 0, LIE_SHARD, z->shard[STATE_GRAD]);
+  const Grid *g = w->z->grid;
+  const ReduceFlight *f = &w->u->reduce;
+  size_t bytes = message_pieces(w->z, &w->u->message[MSG_GRADS], g->local_rank)[g->node];
+  pieces_decode(w->z, pieces_own(w->z, w->u), MSG_GRADS, f->in, w->z->one_hop ? g->local : g->nodes,
+                bytes, f->add, sums_of(w->z));
 }
 
 /* ---- starting and finishing ---- */
@@ -81,12 +73,11 @@ static void sum_owner(void *arg) {
 static void take_buffers(ZeroPP *z, Unit *u) {
   const Grid *g = z->grid;
   const Message *m = &u->message[MSG_GRADS];
-  ReduceFlight *f = &u->reduce;
   size_t slice = own_slice_bytes(z, m), piece = message_pieces(z, m, g->local_rank)[g->node];
-  *f = (ReduceFlight){.active = true, .out_bytes = m->total};
-  f->in_bytes = max_size(slice * (size_t)g->local, piece * (size_t)g->nodes);
-  f->out = pool_take(&z->pool, f->out_bytes);
-  f->in = pool_take(&z->pool, f->in_bytes);
+  size_t in = max_size(slice * (size_t)g->local, piece * (size_t)g->nodes);
+  u->reduce = (ReduceFlight){.active = true,
+                             .out = pool_take(&z->pool, POOL_OUT, m->total),
+                             .in = pool_take(&z->pool, POOL_IN, in)};
   z->reduces++;
 }
 
@@ -106,24 +97,31 @@ static void start_work(Unit *u, Comm *c, void (*work)(void *)) {
 static void start_first_hop(ZeroPP *z, Unit *u, float *full) {
   const Message *m = &u->message[MSG_GRADS];
   take_buffers(z, u);
-  unit_encode(z, u, m, full, error_at(z, u, 0), u->reduce.out);
-  all_to_all(u, z->grid->intra, m->slice, own_slice_bytes(z, m));
+  pieces_encode(z, pieces_all(z, u), MSG_GRADS, (Memory){LIE_FULL, DT_F32, full}, error_at(z, u, 0),
+                u->reduce.out);
+  all_to_all(u, z->grid->dev_intra, m->slice, own_slice_bytes(z, m));
+}
+
+static void start_owner_sum(ZeroPP *z, Unit *u, Comm *c) {
+  u->reduce.add = z->cfg.stage > 0 && !u->shard_fresh;
+  u->shard_fresh = false;
+  start_work(u, c, sum_owner);
 }
 
 /* What goes to the nodes lies in u->reduce.out. */
 static void start_second_hop(ZeroPP *z, Unit *u) {
   const Grid *g = z->grid;
   const size_t *bytes = message_pieces(z, &u->message[MSG_GRADS], g->local_rank);
-  all_to_all(u, g->inter, bytes, bytes[g->node]);
-  start_work(u, g->inter, sum_owner);
+  all_to_all(u, g->dev_inter, bytes, bytes[g->node]);
+  start_owner_sum(z, u, g->dev_inter);
 }
 
 static void finish(ZeroPP *z, Unit *u) {
   ReduceFlight *f = &u->reduce;
   if (!f->active) return;
   comm_wait(f->ticket);
-  pool_give(&z->pool, f->out, f->out_bytes);
-  pool_give(&z->pool, f->in, f->in_bytes);
+  pool_give(&z->pool, f->out);
+  pool_give(&z->pool, f->in);
   *f = (ReduceFlight){0};
   z->reduces--;
 }
@@ -134,37 +132,70 @@ static void make_room(ZeroPP *z, Unit *u) {
   for (int i = z->n_units - 1; i >= 0 && z->reduces >= IN_FLIGHT; i--) finish(z, &z->units[i]);
 }
 
+/* Whether a start runs behind compute at all: otherwise its buffers are given back at once. */
+static bool runs_behind(const ZeroPP *z) {
+  return device_kind(z->device) == DEVICE_CPU ? comm_queue_runs() : z->grid->world > 1;
+}
+
 static void start_reduce(ZeroPP *z, Unit *u, float *full) {
   make_room(z, u);
   start_first_hop(z, u, full);
   if (z->node_sum) {
-    start_work(u, z->grid->intra, keep_node_sum);
+    u->reduce.add = !u->node_fresh;
+    u->node_fresh = false;
+    start_work(u, z->grid->dev_intra, keep_node_sum);
     u->grad_waits = true;
+  } else if (z->one_hop) {
+    start_owner_sum(z, u, z->grid->dev_intra);
   } else {
-    start_work(u, z->grid->intra, sum_node);
+    start_work(u, z->grid->dev_intra, sum_node);
     start_second_hop(z, u);
   }
-  if (!comm_queue_runs()) finish(z, u);
+  if (!runs_behind(z)) finish(z, u);
+}
+
+/* ---- zeros for what nobody overwrote ---- */
+
+/* Full gradients that lie in the shard. */
+static bool adds_in_shard(const ZeroPP *z) { return z->alias_grad || z->cfg.stage == 0; }
+
+static float *grad_in_shard(const ZeroPP *z, const Unit *u) {
+  return engine_part(z, STATE_GRAD, u->shard, 0).data;
+}
+
+static void mark_fresh(ZeroPP *z, const Unit *u) {
+  for (int p = u->first; p < u->first + u->count; p++) z->place[p].fresh = true;
+}
+
+static void settle_param(ZeroPP *z, int p, float *full) {
+  ParamPlace *w = &z->place[p];
+  if (w->fresh) device_zero(z->device, full + w->full, (size_t)w->numel * sizeof *full);
+  w->fresh = false;
+}
+
+static void settle(ZeroPP *z, const Unit *u, float *full) {
+  for (int p = u->first; p < u->first + u->count; p++) settle_param(z, p, full);
+}
+
+static void settle_shard(ZeroPP *z, Unit *u) {
+  if (adds_in_shard(z)) {
+    settle(z, u, grad_in_shard(z, u));
+  } else if (u->shard_fresh) {
+    Tensor own = engine_part(z, STATE_GRAD, u->shard, u->owned);
+    device_zero(z->device, own.data, tensor_bytes(own));
+    u->shard_fresh = false;
+  }
 }
 
 /* ---- what the step still has to do ---- */
 
 static void second_hop_of_node_sum(ZeroPP *z, Unit *u) {
-  const Grid *g = z->grid;
-  const Message *m = &u->message[MSG_GRADS];
-  float *sum = z->node_sum + u->slice;
-  uint16_t *error = error_at(z, u, 1);
   make_room(z, u);
   take_buffers(z, u);
-  char *out = u->reduce.out;
-  for (int n = 0; n < g->nodes; n++) {
-    Piece piece = {u, n, g->local_rank};
-    piece_encode(z, piece, m->format, LIE_DENSE, sum, error, out);
-    out += message_pieces(z, m, g->local_rank)[n];
-    sum += piece_numel(z, piece);
-    if (error) error += piece_numel(z, piece);
-  }
-  device_zero(z->device, z->node_sum + u->slice, (size_t)u->slice_numel * sizeof(float));
+  pieces_encode(z, pieces_slice(z, u), MSG_GRADS,
+                (Memory){LIE_DENSE, DT_F32, z->node_sum + u->slice}, error_at(z, u, 1),
+                u->reduce.out);
+  u->node_fresh = true;
   start_second_hop(z, u);
 }
 
@@ -173,15 +204,15 @@ static void spread_sum(ZeroPP *z, Unit *u) {
   const Grid *g = z->grid;
   const Message *m = &u->message[MSG_GRADS];
   const size_t *bytes = message_pieces(z, m, g->local_rank);
-  char *whole = pool_take(&z->pool, m->total), *slice = whole + message_slice_at(m, g->local_rank);
-  char *own = slice;
+  char *whole = pool_take(&z->pool, POOL_WHOLE, m->total);
+  char *slice = whole + message_slice_at(z, m, g->local_rank), *own = slice;
   for (int n = 0; n < g->node; n++) own += bytes[n];
-  piece_encode(z, (Piece){u, g->node, g->local_rank}, m->format, LIE_SHARD, z->shard[STATE_GRAD],
-               NULL, own);
-  comm_all_gather(g->inter, own, slice, bytes);
-  comm_all_gather(g->intra, slice, whole, m->slice);
-  unit_decode(z, u, m, whole, z->shard[STATE_GRAD] + u->shard);
-  pool_give(&z->pool, whole, m->total);
+  pieces_encode(z, pieces_own(z, u), MSG_GRADS, sums_of(z), NULL, own);
+  comm_all_gather(g->dev_inter, own, slice, bytes);
+  comm_all_gather(g->dev_intra, slice, whole, m->slice);
+  pieces_decode(z, pieces_all(z, u), MSG_GRADS, whole, 1, 0, false,
+                (Memory){LIE_FULL, DT_F32, grad_in_shard(z, u)});
+  pool_give(&z->pool, whole);
   u->grad_summed = true;
 }
 
@@ -191,12 +222,12 @@ static void reduce_waiting(ZeroPP *z, Unit *u) {
   if (z->node_sum) {
     second_hop_of_node_sum(z, u);
   } else if (z->cfg.stage == 0) {
-    start_reduce(z, u, z->shard[STATE_GRAD] + u->shard);
+    start_reduce(z, u, grad_in_shard(z, u));
     finish(z, u);
     spread_sum(z, u);
   } else {
     start_reduce(z, u, u->grad);
-    pool_give(&z->pool, u->grad, unit_full_bytes(u));
+    pool_give(&z->pool, u->grad);
     u->grad = NULL;
   }
 }
@@ -209,6 +240,7 @@ void reduce_finish(ZeroPP *z) {
   for (int i = z->n_units - 1; i >= 0; i--)
     if (z->units[i].grad_waits) reduce_waiting(z, &z->units[i]);
   finish_flights(z);
+  for (int i = 0; i < z->n_units; i++) settle_shard(z, &z->units[i]);
 }
 
 void reduce_forget_errors(ZeroPP *z) {
@@ -228,36 +260,47 @@ void zeropp_open_grad(ZeroPP *z, int unit) {
   require(z->cfg.trainable);
   if (u->grad_open) return;
   u->grad_open = true;
-  if (z->alias_grad || z->cfg.stage == 0) {
-    u->grad = z->shard[STATE_GRAD] + u->shard;
+  if (adds_in_shard(z)) {
+    u->grad = grad_in_shard(z, u);
     /* The next sum over ranks must count what was summed before once. */
-    if (u->grad_summed && z->grid->rank > 0) device_zero(z->device, u->grad, unit_full_bytes(u));
+    if (u->grad_summed && z->grid->rank > 0) mark_fresh(z, u);
     u->grad_summed = false;
-    return;
+  } else if (!u->grad) { /* else it is kept since the last micro-batch */
+    u->grad = pool_take(&z->pool, POOL_GRAD, unit_grad_bytes(u));
+    mark_fresh(z, u);
   }
-  if (u->grad) return; /* kept since the last micro-batch */
-  u->grad = pool_take(&z->pool, unit_full_bytes(u));
-  device_zero(z->device, u->grad, unit_full_bytes(u));
 }
 
-Tensor zeropp_grad_joined(ZeroPP *z, int param, int n) {
+static Tensor open_grad(const ZeroPP *z, int param, int n) {
   const Unit *u = engine_unit(z, zeropp_spec(z, param)->unit);
   if (!u->grad_open)
     die("gradient of %s is asked for, but its unit's is not open", z->specs[param].name);
-  return engine_joined(z, param, n, u->grad);
+  return engine_joined(z, param, n, u->grad, DT_F32);
+}
+
+Tensor zeropp_grad_joined(ZeroPP *z, int param, int n) {
+  Tensor g = open_grad(z, param, n);
+  for (int p = param; p < param + n; p++) settle_param(z, p, z->units[z->specs[p].unit].grad);
+  return g;
 }
 
 Tensor zeropp_grad(ZeroPP *z, int param) { return zeropp_grad_joined(z, param, 1); }
 
 Tensor zeropp_grad_into(ZeroPP *z, int param, int n, float *beta) {
-  *beta = 1;
-  return zeropp_grad_joined(z, param, n);
+  Tensor g = open_grad(z, param, n);
+  int fresh = 0;
+  for (int p = param; p < param + n; p++) fresh += z->place[p].fresh;
+  *beta = fresh == n ? 0 : 1;
+  if (fresh < n) return zeropp_grad_joined(z, param, n);
+  for (int p = param; p < param + n; p++) z->place[p].fresh = false;
+  return g;
 }
 
 void zeropp_reduce(ZeroPP *z, int unit) {
   Unit *u = engine_unit(z, unit);
   if (!u->grad_open)
     die("reduction of unit %d (%s...), whose gradient is not open", unit, engine_unit_name(z, u));
+  settle(z, u, u->grad);
   u->grad_open = false;
   if (keeps_local_sums(z)) {
     u->grad_waits = true;
@@ -266,13 +309,13 @@ void zeropp_reduce(ZeroPP *z, int unit) {
   }
   if (!z->alias_grad) {
     start_reduce(z, u, u->grad);
-    pool_give(&z->pool, u->grad, unit_full_bytes(u));
+    pool_give(&z->pool, u->grad);
   }
   u->grad = NULL;
 }
 
 static void drop_waiting(ZeroPP *z, Unit *u) {
-  if (u->grad && !z->alias_grad) pool_give(&z->pool, u->grad, unit_full_bytes(u));
+  if (u->grad && !adds_in_shard(z)) pool_give(&z->pool, u->grad);
   u->grad = NULL;
   u->grad_waits = u->grad_summed = false;
 }
@@ -281,10 +324,13 @@ void zeropp_zero_grad(ZeroPP *z) {
   require(z->cfg.trainable);
   engine_require_closed(z, "zero_grad");
   finish_flights(z);
-  for (int i = 0; i < z->n_units; i++) drop_waiting(z, &z->units[i]);
-  device_zero(z->device, z->shard[STATE_GRAD], (size_t)z->shard_numel * sizeof(float));
-  if (z->node_sum)
-    device_zero(z->device, z->node_sum, (size_t)z->slice_numel * sizeof *z->node_sum);
+  for (int i = 0; i < z->n_units; i++) {
+    Unit *u = &z->units[i];
+    drop_waiting(z, u);
+    if (adds_in_shard(z)) mark_fresh(z, u);
+    u->shard_fresh = !adds_in_shard(z);
+    u->node_fresh = true;
+  }
 }
 
 void zeropp_scale_grad(ZeroPP *z, float alpha) {
@@ -296,6 +342,5 @@ void zeropp_scale_grad(ZeroPP *z, float alpha) {
 
 void reduce_close(ZeroPP *z) {
   finish_flights(z);
-  for (int i = 0; i < z->n_units; i++)
-    if (z->cfg.stage > 0) drop_waiting(z, &z->units[i]);
+  for (int i = 0; i < z->n_units; i++) drop_waiting(z, &z->units[i]);
 }

@@ -5,6 +5,7 @@
  * waits for one that has given up.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
@@ -13,7 +14,56 @@
 static const char *const kind_name[STATE_KINDS] = {"master", "moment1", "moment2", "gradient",
                                                    "ema"};
 static const char counters_name[] = "zeropp/counters"; /* I32 [2]: format, steps taken */
-enum { STATE_FORMAT = 1 };
+enum { STATE_FORMAT = 1, PARALLEL_MIN = 1 << 16 };
+
+/* ---- host copies ---- */
+
+static bool is_host_memory(const ZeroPP *z) { return device_kind(z->device) == DEVICE_CPU; }
+
+static Tensor own_part(const ZeroPP *z, StateKind kind, int param) {
+  return engine_part(z, kind, z->place[param].shard, z->place[param].count);
+}
+
+static float *download_view(ZeroPP *z, StateKind kind, int param) {
+  Tensor x = own_part(z, kind, param);
+  size_t n = (size_t)tensor_numel(x), bytes = n * sizeof(float);
+  if (bytes > z->view_bytes[kind]) {
+    free(z->view[kind]);
+    z->view[kind] = mem_alloc(n, sizeof(float));
+    z->view_bytes[kind] = bytes;
+  }
+  if (x.dtype == DT_F32) {
+    device_download(z->device, z->view[kind], x.data, bytes);
+    return z->view[kind];
+  }
+  void *raw = mem_alloc(n, dtype_size(x.dtype));
+  device_download(z->device, raw, x.data, tensor_bytes(x));
+  convert_to_f32(raw, x.dtype, z->view[kind], n);
+  free(raw);
+  return z->view[kind];
+}
+
+static void upload_view(ZeroPP *z, StateKind kind, int param) {
+  Tensor x = own_part(z, kind, param);
+  size_t n = (size_t)tensor_numel(x);
+  require(z->view_bytes[kind] >= n * sizeof(float));
+  if (x.dtype == DT_F32) {
+    device_upload(z->device, x.data, z->view[kind], tensor_bytes(x));
+    return;
+  }
+  void *raw = mem_alloc(n, dtype_size(x.dtype));
+  convert_from_f32(z->view[kind], raw, x.dtype, n);
+  device_upload(z->device, x.data, raw, tensor_bytes(x));
+  free(raw);
+}
+
+void state_drop_views(ZeroPP *z) {
+  for (int k = 0; k < STATE_KINDS; k++) {
+    free(z->view[k]);
+    z->view[k] = NULL;
+    z->view_bytes[k] = 0;
+  }
+}
 
 float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_t *count) {
   require(kind >= 0 && kind < STATE_KINDS && param >= 0 && param < z->n_params);
@@ -24,17 +74,21 @@ float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_
   const ParamPlace *w = &z->place[param];
   *start = w->start;
   *count = w->count;
-  return w->count ? z->shard[kind] + w->shard : NULL;
+  if (w->count == 0) return NULL;
+  return is_host_memory(z) ? own_part(z, kind, param).data : download_view(z, kind, param);
 }
 
 void zeropp_shard_written(ZeroPP *z, StateKind kind, int param) {
   require(z->shard[kind] && param >= 0 && param < z->n_params);
+  if (is_host_memory(z) || z->place[param].count == 0) return;
+  upload_view(z, kind, param);
 }
 
 uint64_t zeropp_version(const ZeroPP *z) { return z->version; }
 
 void zeropp_weights_written(ZeroPP *z) {
   engine_require_sharded(z, "new weights");
+  state_drop_views(z);
   if (z->cfg.stage == 0) gather_replicate(z, STATE_MASTER);
   gather_new_version(z);
 }
@@ -44,6 +98,8 @@ void zeropp_init_param(ZeroPP *z, int p, uint64_t seed) {
   int64_t start, count;
   float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
   uint64_t stream = rng_hash(s->name);
+  int threads = device_threads(z->device);
+#pragma omp parallel for num_threads(threads) schedule(static) if (count > PARALLEL_MIN)
   for (int64_t i = 0; i < count; i++) {
     if (s->init == INIT_NORMAL)
       w[i] = s->init_std * rng_normal(seed, stream, (uint64_t)(start + i));
@@ -111,6 +167,7 @@ int zeropp_save_state(ZeroPP *z, const char *path, Error *err) {
   if (rc == 0) rc = comm_agree(all, stw_open(w, err), err);
   if (rc == 0) rc = comm_agree(all, write_pieces(z, w, err), err);
   int closed = stw_close(w, rc ? NULL : err);
+  state_drop_views(z);
   rc = comm_agree(all, rc ? rc : closed, err);
   if (rc && created && root) remove(path);
   return rc;
@@ -165,6 +222,7 @@ static int read_pieces(ZeroPP *z, const StFile *f, Error *err) {
       float *x = zeropp_shard(z, k, p, &start, &count);
       entry_name(name, sizeof name, k, &z->specs[p]);
       if (count && st_read_f32(f, st_find(f, name), start, count, x, err)) return -1;
+      zeropp_shard_written(z, k, p);
     }
   }
   if (st_read_i32(f, st_find(f, counters_name), 0, 2, counters, err)) return -1;

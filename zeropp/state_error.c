@@ -24,7 +24,7 @@ static int64_t error_count(const ZeroPP *z, int rank, int hop) {
   if (hop == 0) return z->numel;
   for (int i = 0; i < z->n_units; i++)
     for (int node = 0; node < g->nodes; node++)
-      n += piece_numel(z, (Piece){&z->units[i], node, rank % g->local});
+      n += pieces_numel(z, (Pieces){&z->units[i], rank % g->local * g->nodes + node, 1});
   return n;
 }
 
@@ -42,12 +42,15 @@ void state_error_add(const ZeroPP *z, StWriter *w) {
 static int write_hop(const ZeroPP *z, StWriter *w, int index, int hop, Error *err) {
   int64_t count = error_count(z, z->grid->rank, hop);
   float *x = mem_alloc(CHUNK, sizeof *x);
+  uint16_t *raw = mem_alloc(CHUNK, sizeof *raw);
   int rc = 0;
   for (int64_t at = 0; at < count && rc == 0; at += CHUNK) {
     int64_t n = count - at < CHUNK ? count - at : CHUNK;
-    convert_to_f32(z->error[hop] + at, DT_BF16, x, (size_t)n);
+    device_download(z->device, raw, z->error[hop] + at, (size_t)n * sizeof *raw);
+    convert_to_f32(raw, DT_BF16, x, (size_t)n);
     rc = stw_write_f32(w, index, at, n, x, err);
   }
+  free(raw);
   free(x);
   return rc;
 }
@@ -90,12 +93,16 @@ static int read_hop(const ZeroPP *z, const StFile *f, int hop, Error *err) {
   entry_name(name, sizeof name, z->grid->rank, hop);
   const StEntry *e = st_find(f, name);
   float *x = mem_alloc(CHUNK, sizeof *x);
+  uint16_t *raw = mem_alloc(CHUNK, sizeof *raw);
   int rc = 0;
   for (int64_t at = 0; at < e->numel && rc == 0; at += CHUNK) {
     int64_t n = e->numel - at < CHUNK ? e->numel - at : CHUNK;
     rc = st_read_f32(f, e, at, n, x, err);
-    if (rc == 0) convert_from_f32(x, z->error[hop] + at, DT_BF16, (size_t)n);
+    if (rc) break;
+    convert_from_f32(x, raw, DT_BF16, (size_t)n);
+    device_upload(z->device, z->error[hop] + at, raw, (size_t)n * sizeof *raw);
   }
+  free(raw);
   free(x);
   return rc;
 }
