@@ -36,7 +36,8 @@ CUDA_ISYSTEM = $(addprefix -isystem ,$(CUDA_INC) $(CUDA_HOME)/include)
 CUDA_LIB    = $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart_static.a $(CUDA_HOME)/lib/libcudart_static.a \
               $(CUDA_HOME)/targets/*/lib/libcudart_static.a))
 CUDA_HEADERS = cuda_runtime.h cublasLt.h cudnn.h nccl.h
-cuda_missing = $(strip $(foreach h,$(CUDA_HEADERS),$(if $(wildcard $(addsuffix /$h,$(CUDA_INC) $(CUDA_HOME)/include)),,$h)))
+cuda_missing := $(strip $(foreach h,$(CUDA_HEADERS),$(shell printf '\043include <%s>\n' $h | \
+  $(CC) -E -x c $(CUDA_ISYSTEM) - >/dev/null 2>&1 || echo $h)))
 ifneq ($(filter-out help clean format,$(or $(MAKECMDGOALS),all)),)
 ifeq ($(NVCC),)
 $(error CUDA=1, but there is no nvcc: install the CUDA toolkit, name it by NVCC=, or build with CUDA=0)
