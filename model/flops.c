@@ -29,15 +29,18 @@ double head_flops(const ModelConfig *c, HeadKind head, int64_t n_rows) {
   return (2.0 * (double)embed_width(c) * outputs + projection_flops(c)) * (double)n_rows;
 }
 
+double model_attention_flops(const ModelConfig *c, int n_seqs, const int32_t *lengths) {
+  double keys = 0;
+  for (int s = 0; s < n_seqs; s++) keys += keys_seen(lengths[s], c->window);
+  return c->n_layers * attention_flops(c, keys);
+}
+
 double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, const int32_t *lengths,
                            int64_t n_rows) {
-  double tokens = 0, keys = 0;
-  for (int s = 0; s < n_seqs; s++) {
-    tokens += lengths[s];
-    keys += keys_seen(lengths[s], c->window);
-  }
-  double block = tokens * block_matrix_flops(c) + attention_flops(c, keys);
-  return embed_flops(c, tokens) + c->n_layers * block + head_flops(c, head, n_rows);
+  double tokens = 0;
+  for (int s = 0; s < n_seqs; s++) tokens += lengths[s];
+  return embed_flops(c, tokens) + c->n_layers * tokens * block_matrix_flops(c) +
+         model_attention_flops(c, n_seqs, lengths) + head_flops(c, head, n_rows);
 }
 
 /* ---- memory: what forward.c, backward.c and head.c push, at the moment when most is alive ---- */

@@ -70,9 +70,6 @@ struct Model {
   json_t *source_config, *source_generation; /* the loaded folder's files, or NULL */
 };
 
-/* Everything but the values of the weights. */
-Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o);
-
 static inline int unit_of_block(int layer) { return 1 + layer; }
 static inline int unit_of_head(const Model *m) { return 1 + m->config.n_layers; }
 /* A tied head without norm and projection has no parameters, and the engine no unit of its own. */

@@ -111,6 +111,8 @@ Model *model_load(Device *d, Grid *g, Arena *arena, const char *dir, const Model
 int model_check(const char *dir, const ModelOptions *o, ModelConfig *out, Error *err);
 Model *model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c,
                     const ModelOptions *o); /* random */
+/* All but the values of the weights: for a caller that writes them (zeropp_shard). */
+Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o);
 /* Same weights under another head or trainability: trunk copied, a scalar head kept if `from` has
  * one, else init (needs init_head). NULL on error. */
 Model *model_derive(Model *from, const ModelOptions *o, Error *err);
@@ -200,6 +202,8 @@ AttnShape model_attn_shape(const Model *m);
 /* Model FLOPs of a forward over sequences of these lengths with n_rows head rows. */
 double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, const int32_t *lengths,
                            int64_t n_rows);
+/* Of that, what attention takes: causal, from the lengths. */
+double model_attention_flops(const ModelConfig *c, int n_seqs, const int32_t *lengths);
 /* Activation bytes of one micro-batch of n_tokens (the memory plan). */
 typedef struct PassPlan {
   DeviceKind device;

@@ -4,6 +4,55 @@
 
 #include "orchestrator/cli.h"
 
+/* The benchmarks by name, one file each. They print on rank 0. */
+CliResult bench_zeropp(const Args *a, Error *err);
+CliResult bench_train(const Args *a, Error *err);
+CliResult bench_kernels(const Args *a, Error *err);
+CliResult bench_ppo(const Args *a, Error *err);
+
+/* ---- what they work on (cli_bench_work.c) ---- */
+
+void *bench_take(void *ctx, size_t bytes); /* for arena_create, of a Device */
+void bench_give(void *ctx, void *p);
+/* The ranks, their device and its precision, by --ranks-per-node, --device, --precision, --threads.
+ * Collective. */
+typedef struct BenchRig {
+  Grid *grid;
+  Device *device;
+  DType compute;
+} BenchRig;
+CliResult bench_rig_open(BenchRig *r, const Args *a, Error *err);
+void bench_rig_close(BenchRig *r);
+/* Of a config file or a folder with one; NULL: a small Llama. name: how tables call it. */
+int bench_model(const char *path, const char **name, ModelConfig *c, Error *err);
+/* Random weights, quickly. Collective. */
+Model *bench_model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c,
+                          const ModelOptions *o);
+
+/* One micro-batch of a rank: every token but a sequence's first is predicted. */
+typedef struct Tokens {
+  int n_seqs, n_rows;
+  int32_t *offsets, *tokens, *rows, *targets;
+} Tokens;
+/* n tokens in n_seqs sequences of equal lengths. */
+Tokens tokens_draw(const ModelConfig *c, int n_seqs, int n, uint64_t stream);
+void tokens_free(Tokens *t);
+
+typedef struct StepLoss {
+  double weight, sum; /* 1 / rows of all ranks and micro-batches; of this rank's -log p */
+  double reached;     /* when the first rows of the last micro-batch came */
+} StepLoss;
+/* Forward, loss, backward. */
+void bench_micro_batch(Model *m, const Tokens *t, StepLoss *l);
+AdamW bench_adamw(void);
+
+typedef struct Count {
+  double seconds, intra, inter, hidden, exposed;
+} Count;
+Count count_now(void);
+
+/* ---- modes of the engine (cli_bench_table.c) ---- */
+
 /* One way to run the engine; accumulate_node counts where there are several micro-batches. */
 typedef struct BenchMode {
   const char *name;
@@ -18,8 +67,10 @@ typedef struct BenchPlan {
   const char *model; /* how the table calls it */
   ModelConfig config;
   int steps; /* measured, after one that is not */
-  int tokens, micro_batches, threads, prefetch;
+  int tokens, micro_batches, prefetch;
   Grid *grid;
+  Device *device;
+  DType compute;
 } BenchPlan;
 
 /* Of one step, over all ranks. */
@@ -29,8 +80,6 @@ typedef struct BenchResult {
   double hidden, exposed;          /* seconds of communication, mean over the ranks */
   double loss;                     /* nats a token, before the last step's update */
 } BenchResult;
-
-int bench_run(const BenchPlan *p, const BenchMode *mode, BenchResult *out, Error *err);
 
 /* Both write to stdout; rank 0. */
 void bench_print_head(const BenchPlan *p);

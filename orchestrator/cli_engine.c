@@ -42,6 +42,6 @@ void engine_close(Engine *e) {
   tokenizer_free(e->tokenizer);
   if (e->model) model_free(e->model);
   if (e->arena) arena_free(e->arena);
+  if (e->grid) grid_free(e->grid); /* may hold communicators of the device */
   if (e->device) device_close(e->device);
-  if (e->grid) grid_free(e->grid);
 }

@@ -42,8 +42,8 @@ void session_close(Session *s) {
   tokenizer_free(s->tokenizer);
   free(s->resume_from);
   if (s->arena) arena_free(s->arena);
+  if (s->grid) grid_free(s->grid); /* may hold communicators of the device */
   if (s->device) device_close(s->device);
-  if (s->grid) grid_free(s->grid);
 }
 
 /* ---- where to start ---- */

@@ -1,0 +1,312 @@
+/* rlhf bench train: time of a training step.
+ *
+ * Steps are timed one by one, each until the device has done it, and the median counts. A step's
+ * first loss parts it: the host waits there for the log-probabilities anyway, so that clocks read
+ * there and at the ends cost nothing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "orchestrator/cli_bench.h"
+#include "orchestrator/memory_plan.h"
+
+typedef struct TrainPlan {
+  const char *model;
+  ModelConfig config;
+  int n_seqs, length, steps, micro_batches;
+  Recompute recompute;
+  ZeroPPConfig given; /* without --modes */
+  BenchMode *modes;
+  int n_modes;
+  BenchRig rig;
+  bool json;
+} TrainPlan;
+
+typedef struct TrainTimes {
+  double step, forward, backward, optimizer; /* seconds, medians; forward: to the first loss */
+  double hidden, exposed, inter, intra;      /* of one step, mean over the ranks */
+  double loss, peak;                         /* bytes, the largest of the ranks */
+} TrainTimes;
+
+/* ---- one step ---- */
+
+enum { STEP, FORWARD, BACKWARD, OPTIMIZER, PARTS };
+
+/* This rank's part of the loss. */
+static double train_step(Model *m, const TrainPlan *p, const Tokens *micro, double part[PARTS]) {
+  double rows = (double)micro[0].n_rows * p->micro_batches * p->rig.grid->world;
+  StepLoss l = {.weight = 1 / rows};
+  double start = clock_seconds(), forward = 0, begun = start;
+  zeropp_zero_grad(model_zero(m));
+  for (int k = 0; k < p->micro_batches; k++) {
+    bench_micro_batch(m, &micro[k], &l);
+    forward += l.reached - begun;
+    device_sync(model_device(m));
+    begun = clock_seconds();
+  }
+  double trained = clock_seconds();
+  zeropp_step(model_zero(m), bench_adamw(), 1.0F);
+  device_sync(model_device(m));
+  part[STEP] = clock_seconds() - start;
+  part[FORWARD] = forward;
+  part[BACKWARD] = trained - start - forward;
+  part[OPTIMIZER] = start + part[STEP] - trained;
+  return l.sum * l.weight;
+}
+
+static int by_size(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double median(double *x, int n) {
+  qsort(x, (size_t)n, sizeof *x, by_size);
+  return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+static void measure(Model *m, const TrainPlan *p, const Tokens *micro, TrainTimes *out) {
+  Comm *all = p->rig.grid->all;
+  double *part[PARTS], one[PARTS], loss = 0;
+  for (int i = 0; i < PARTS; i++) part[i] = mem_alloc((size_t)p->steps, sizeof *part[i]);
+  for (int i = 0; i < 2; i++) loss = train_step(m, p, micro, one); /* buffers come into being */
+  comm_barrier(all);
+  Count a = count_now();
+  for (int k = 0; k < p->steps; k++) {
+    loss = train_step(m, p, micro, one);
+    for (int i = 0; i < PARTS; i++) part[i][k] = one[i];
+  }
+  Count b = count_now();
+  double sum[5] = {b.inter - a.inter, b.intra - a.intra, b.hidden - a.hidden, b.exposed - a.exposed,
+                   loss};
+  double most[PARTS + 1], mean = 1.0 / p->rig.grid->world / p->steps;
+  for (int i = 0; i < PARTS; i++) {
+    most[i] = median(part[i], p->steps);
+    free(part[i]);
+  }
+  most[PARTS] = (double)device_peak_bytes(p->rig.device);
+  comm_all_reduce_f64(all, sum, 5, false);
+  comm_all_reduce_f64(all, most, PARTS + 1, true);
+  *out = (TrainTimes){most[STEP],    most[FORWARD], most[BACKWARD], most[OPTIMIZER], sum[2] * mean,
+                      sum[3] * mean, sum[0] * mean, sum[1] * mean,  sum[4],          most[PARTS]};
+}
+
+/* ---- one mode ---- */
+
+static void fix_mode(const TrainPlan *p, ZeroPPConfig *zero) {
+  zero->prefetch = p->given.prefetch;
+  zero->compute = p->given.compute;
+  zero->gradients = p->given.gradients;
+  zero->offload = p->given.offload;
+  if (p->micro_batches == 1) zero->accumulate_node = false; /* nothing to sum: hide both hops */
+}
+
+static PlannedStage plan_of(const TrainPlan *p, const ZeroPPConfig *zero) {
+  int64_t tokens = (int64_t)p->n_seqs * p->length;
+  return (PlannedStage){.name = "train",
+                        .model = {{&p->config, HEAD_LM, true, false}},
+                        .n_models = 1,
+                        .nodes = p->rig.grid->nodes,
+                        .local = p->rig.grid->local,
+                        .zero = *zero,
+                        .recompute = p->recompute,
+                        .device = device_kind(p->rig.device),
+                        .micro_tokens = tokens,
+                        .longest = p->length,
+                        .batch_tokens = tokens};
+}
+
+static int check_memory(const PlannedStage *s, uint64_t limit, Error *err) {
+  const double gib = 1024.0 * 1024 * 1024;
+  MemoryNeed need = memory_need(s);
+  if (need.total <= limit) return 0;
+  int64_t fits = memory_fit_micro(s, limit);
+  char advice[96] = "no micro-batch fits";
+  if (fits > 0)
+    snprintf(advice, sizeof advice, "the largest micro-batch that fits has %lld tokens",
+             (long long)fits);
+  return error_set(err, "%lld tokens need %.1f GiB a rank and %.1f are there: %s",
+                   (long long)s->micro_tokens, (double)need.total / gib, (double)limit / gib,
+                   advice);
+}
+
+static int run_mode(const TrainPlan *p, const BenchMode *mode, TrainTimes *out, Error *err) {
+  Device *d = p->rig.device;
+  ModelOptions o = {
+      .head = HEAD_LM, .trainable = true, .recompute = p->recompute, .seed = 1, .zero = mode->zero};
+  fix_mode(p, &o.zero);
+  if (zeropp_check(&o.zero, device_kind(d), p->rig.grid->world, err)) return -1;
+  PlannedStage plan = plan_of(p, &o.zero);
+  if (check_memory(&plan, device_total_memory(d), err)) return -1;
+  device_reset_peak(d);
+  if (o.zero.prefetch) comm_queue_start();
+  Arena *arena = arena_create(d, bench_take, bench_give);
+  ArenaMark mark = arena_mark(arena);
+  arena_push(arena, memory_need(&plan).arena); /* in one piece */
+  arena_pop(arena, mark);
+  Model *m = bench_model_create(d, p->rig.grid, arena, &p->config, &o);
+  Tokens *micro = mem_alloc((size_t)p->micro_batches, sizeof *micro);
+  for (int k = 0; k < p->micro_batches; k++) {
+    uint64_t stream = (uint64_t)(p->rig.grid->rank * p->micro_batches + k);
+    micro[k] = tokens_draw(&p->config, p->n_seqs, p->n_seqs * p->length, stream);
+  }
+  measure(m, p, micro, out);
+  for (int k = 0; k < p->micro_batches; k++) tokens_free(&micro[k]);
+  free(micro);
+  model_free(m);
+  arena_free(arena);
+  comm_queue_stop();
+  return 0;
+}
+
+/* ---- the table ---- */
+
+static double step_tokens(const TrainPlan *p) {
+  return (double)p->n_seqs * p->length * p->micro_batches; /* of one rank */
+}
+
+/* 6 x parameters x tokens and causal attention; parameters are all, embedding and head too. */
+static double step_flops(const TrainPlan *p) {
+  int32_t *lengths = mem_alloc((size_t)p->n_seqs, sizeof *lengths);
+  for (int s = 0; s < p->n_seqs; s++) lengths[s] = p->length;
+  double attention = 3 * p->micro_batches * model_attention_flops(&p->config, p->n_seqs, lengths);
+  free(lengths);
+  return 6.0 * (double)model_config_params(&p->config, HEAD_LM) * step_tokens(p) + attention;
+}
+
+static void print_head(const TrainPlan *p) {
+  const Grid *g = p->rig.grid;
+  printf("%s: %.2f million parameters; %s, %s\n", p->model,
+         (double)model_config_params(&p->config, HEAD_LM) / 1e6, device_describe(p->rig.device),
+         dtype_name(p->rig.compute));
+  printf("%d node%s of %d; a rank's step: %d micro-batch%s of %d x %d tokens, %.2f TFLOP\n",
+         g->nodes, g->nodes == 1 ? "" : "s", g->local, p->micro_batches,
+         p->micro_batches == 1 ? "" : "es", p->n_seqs, p->length, step_flops(p) / 1e12);
+  printf("\n%-8s %9s %10s %9s %9s %9s %9s %9s %9s %9s %9s %8s %9s\n", "mode", "step ms", "tok/s",
+         "TFLOP/s", "forward", "backward", "optimizer", "exposed", "hidden", "inter MB", "intra MB",
+         "GiB", "loss");
+}
+
+static void print_row(const TrainPlan *p, const char *mode, const TrainTimes *t) {
+  double world = p->rig.grid->world;
+  printf("%-8s %9.2f %10.0f %9.4g %9.2f %9.2f %9.2f %9.2f %9.2f %9.1f %9.1f %8.2f %9.5f\n", mode,
+         t->step * 1e3, step_tokens(p) * world / t->step, step_flops(p) / t->step / 1e12,
+         t->forward * 1e3, t->backward * 1e3, t->optimizer * 1e3, t->exposed * 1e3, t->hidden * 1e3,
+         t->inter / 1e6, t->intra / 1e6, t->peak / (1024.0 * 1024 * 1024), t->loss);
+}
+
+static void print_foot(void) {
+  puts(
+      "\nMedian step, ms. TFLOP/s: of one rank, 6 x parameters (embedding and head included) x "
+      "tokens and causal\nattention, nothing that is computed again. tok/s: all ranks. forward "
+      "ends "
+      "at the first loss. exposed, hidden:\ncommunication that compute waited for, and behind it; "
+      "MB received by a rank. GiB: device memory, the peak of a rank.");
+}
+
+static void print_json(const TrainPlan *p, const char *mode, const TrainTimes *t) {
+  json_t *o = json_pack(
+      "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
+      "s:f, s:f}",
+      "mode", mode, "model", p->model, "nodes", p->rig.grid->nodes, "local", p->rig.grid->local,
+      "seqs", p->n_seqs, "length", p->length, "micro_batches", p->micro_batches, "parameters",
+      (json_int_t)model_config_params(&p->config, HEAD_LM), "step_seconds", t->step,
+      "tokens_per_second", step_tokens(p) * p->rig.grid->world / t->step, "flops_per_second",
+      step_flops(p) / t->step, "forward_seconds", t->forward, "backward_seconds", t->backward,
+      "optimizer_seconds", t->optimizer, "exposed_seconds", t->exposed, "hidden_seconds", t->hidden,
+      "inter_bytes", t->inter, "intra_bytes", t->intra, "peak_bytes", t->peak, "loss", t->loss);
+  char *text = o ? json_dumps(o, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+  if (!text) die("bench: figures that are no JSON");
+  puts(text);
+  free(text);
+  json_decref(o);
+}
+
+static int run_modes(const TrainPlan *p, Error *err) {
+  bool root = p->rig.grid->rank == 0;
+  if (root && !p->json) print_head(p);
+  for (int i = 0; i < p->n_modes; i++) {
+    const BenchMode *mode = &p->modes[i];
+    TrainTimes t;
+    if (run_mode(p, mode, &t, err)) return -1;
+    if (root && p->json) print_json(p, mode->name, &t);
+    if (root && !p->json) print_row(p, mode->name, &t);
+    if (comm_agree(p->rig.grid->all, root ? out_flush(err) : 0, err)) return -1;
+  }
+  if (root && !p->json) print_foot();
+  return 0;
+}
+
+/* ---- arguments ---- */
+
+static CliResult one_of(const Args *a, const char *option, const char *first, const char *second,
+                        bool *is_second, Error *err) {
+  const char *word = args_word(a, option);
+  *is_second = strcmp(word, second) == 0;
+  if (*is_second || strcmp(word, first) == 0) return CLI_OK;
+  error_set(err, "%s: found \"%s\"; expected %s or %s", option, word, first, second);
+  return CLI_USAGE;
+}
+
+static CliResult read_recompute(const Args *a, Recompute *out, Error *err) {
+  const char *word = args_word(a, "--recompute");
+  *out = recompute_parse(word);
+  if (*out != RECOMPUTE_NONE || strcmp(word, "none") == 0) return CLI_OK;
+  error_set(err, "--recompute: found \"%s\"; expected none, selective or full", word);
+  return CLI_USAGE;
+}
+
+static CliResult read_modes(TrainPlan *p, const Args *a, Error *err) {
+  const char *names[] = {"stage 0", "stage 1", "stage 2", "stage 3"};
+  const char *list = args_text(a, "--modes");
+  if (list && args_given(a, "--stage")) {
+    error_set(err, "found --stage with --modes; expected one of them");
+    return CLI_USAGE;
+  }
+  if (list) {
+    p->n_modes = bench_modes_parse(list, &p->modes, err);
+    return p->n_modes < 0 ? CLI_USAGE : CLI_OK;
+  }
+  p->n_modes = 1;
+  p->modes = mem_zalloc(1, sizeof *p->modes);
+  p->modes->name = names[args_int(a, "--stage")];
+  p->modes->zero.stage = (int)args_int(a, "--stage");
+  return CLI_OK;
+}
+
+static CliResult read_args(TrainPlan *p, const Args *a, Error *err) {
+  bool half_gradients;
+  p->n_seqs = (int)args_int(a, "--seqs");
+  p->length = (int)args_int(a, "--length");
+  p->steps = (int)args_int(a, "--steps");
+  p->micro_batches = (int)args_int(a, "--micro-batches");
+  p->given.prefetch = (int)args_int(a, "--prefetch");
+  p->json = args_given(a, "--json");
+  if (one_of(a, "--gradients", "float32", "bfloat16", &half_gradients, err) ||
+      one_of(a, "--offload", "none", "optimizer", &p->given.offload, err) ||
+      read_recompute(a, &p->recompute, err) || read_modes(p, a, err))
+    return CLI_USAGE;
+  p->given.gradients = half_gradients ? DT_BF16 : DT_F32;
+  if ((int64_t)p->n_seqs * p->length <= INT32_MAX) return CLI_OK;
+  error_set(err, "--seqs x --length: expected at most %d tokens", INT32_MAX);
+  return CLI_USAGE;
+}
+
+/* What travels has the width of what computes. */
+static int open_plan(TrainPlan *p, const Args *a, Error *err) {
+  p->given.compute = p->rig.compute;
+  if (!args_text(a, "--modes") && p->rig.compute == DT_BF16) p->modes->zero.wire = WIRE_BF16;
+  if (bench_model(args_text(a, "--model"), &p->model, &p->config, err)) return -1;
+  if (p->length <= p->config.max_positions) return 0;
+  return error_set(err, "--length is %d; %s takes at most %d positions", p->length, p->model,
+                   p->config.max_positions);
+}
+
+CliResult bench_train(const Args *a, Error *err) {
+  TrainPlan p = {0};
+  CliResult rc = read_args(&p, a, err);
+  if (rc == CLI_OK) rc = bench_rig_open(&p.rig, a, err);
+  if (rc == CLI_OK && comm_agree(p.rig.grid->all, open_plan(&p, a, err), err)) rc = CLI_FAILED;
+  if (rc == CLI_OK && run_modes(&p, err)) rc = CLI_FAILED;
+  bench_rig_close(&p.rig);
+  free(p.modes);
+  return rc;
+}
