@@ -4,9 +4,6 @@
 #include "kernels/cuda/attention_report.h"
 #include "tests/twin.h"
 
-/* A build without CUDA has none; then every test skips before it is called. */
-__attribute__((weak)) char *cuda_attention_report(Device *d);
-
 enum { MAX_SEQS = 80 };
 typedef struct Case {
   DType type;

@@ -9,8 +9,9 @@ extern "C" {
 #endif
 
 /* A line for each shape that has been asked for so far: engine, workspace and build time, or why
- * cuDNN refused it. The caller frees it. */
-char *cuda_attention_report(Device *d);
+ * cuDNN refused it. The caller frees it. A build without CUDA has no such function: its address is
+ * NULL. */
+char *cuda_attention_report(Device *d) __attribute__((weak));
 
 #ifdef __cplusplus
 }
