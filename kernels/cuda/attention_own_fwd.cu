@@ -15,34 +15,6 @@ struct Shape {
   static constexpr size_t SHARED = sizeof(bf16) * (Q + 4 * KV);
 };
 
-/* Running softmax of the two rows of C that a lane has numbers of. max is of the raw products. */
-struct Softmax {
-  float max[2], sum[2];
-};
-
-/* Products become weights; returns what the rows' earlier sums are multiplied by. */
-template <int N>
-__device__ inline void softmax_step(float (&score)[N][4], Softmax &x, float scale2,
-                                    float (&keep)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    float max = x.max[i], sum = 0;
-#pragma unroll
-    for (int j = 0; j < N; j++) max = fmaxf(max, fmaxf(score[j][2 * i], score[j][2 * i + 1]));
-    max = quad_max(max);
-    float base = max == -INFINITY ? 0 : max * scale2; /* nothing seen yet: weights are 0 */
-    keep[i] = exp2_fast(x.max[i] * scale2 - base);
-    x.max[i] = max;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      score[j][2 * i] = exp2_fast(score[j][2 * i] * scale2 - base);
-      score[j][2 * i + 1] = exp2_fast(score[j][2 * i + 1] * scale2 - base);
-      sum += score[j][2 * i] + score[j][2 * i + 1];
-    }
-    x.sum[i] = x.sum[i] * keep[i] + sum;
-  }
-}
-
 /* q: of the lane's first row; key: of its first column. */
 template <int N>
 __device__ inline void mask_scores(float (&score)[N][4], int q, int key, int window) {

@@ -1,0 +1,122 @@
+/* The paged KV cache: writing rows into pages, and the checks and launches of decoding. */
+#include "kernels/cuda/kv_cache.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "kernels/cuda/ops.h"
+
+namespace {
+
+/* A thread moves one pack of PACK elements of k or v. A row's k heads and v heads lie behind each
+ * other. */
+template <class T, int PACK>
+__global__ void write_kernel(int64_t n, int n_kv_heads, int dim, int64_t q_stride, int64_t kv_at,
+                             int page_size, int64_t slots, const T *qkv, const int32_t *slot,
+                             T *k_pages, T *v_pages) {
+  struct alignas(sizeof(T) * PACK) Moved {
+    T e[PACK];
+  };
+  int width = n_kv_heads * dim / PACK; /* packs of k in a row */
+  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  int64_t row = i / (2 * width);
+  if (row >= n) return;
+  int at = static_cast<int>(i % (2 * width)), j = at % width * PACK, head = j / dim;
+  int to = slot[row];
+  if (to < 0 || to >= slots) __trap(); /* a broken contract */
+  int64_t block = static_cast<int64_t>(to / page_size) * n_kv_heads + head;
+  T *pages = at < width ? k_pages : v_pages;
+  *reinterpret_cast<Moved *>(pages + (block * page_size + to % page_size) * dim + j % dim) =
+      *reinterpret_cast<const Moved *>(qkv + row * q_stride + kv_at + at * PACK);
+}
+
+void check_pages(AttnShape s, Tensor k_pages, Tensor v_pages) {
+  for (Tensor t : {k_pages, v_pages}) {
+    require(t.dtype == k_pages.dtype && t.ndim == 4);
+    require(t.dim[0] == k_pages.dim[0] && t.dim[1] == k_pages.dim[1] && t.dim[1] > 0);
+    require(t.dim[2] == s.n_kv_heads && t.dim[3] == s.head_dim);
+  }
+  require(k_pages.dim[0] * k_pages.dim[1] * s.n_kv_heads <= UINT32_MAX);
+}
+
+bool aligned(std::initializer_list<const void *> pointers) {
+  for (const void *p : pointers)
+    if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return false;
+  return true;
+}
+
+bool is_ints(Tensor t, int64_t n) { return t.dtype == DT_I32 && t.ndim == 1 && t.dim[0] == n; }
+
+}  // namespace
+
+void cuda_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k_pages,
+                   Tensor v_pages) {
+  int64_t n = qkv_NQ.dim[0], D = s.head_dim, width = s.n_kv_heads * D;
+  require(qkv_NQ.ndim == 2 && qkv_NQ.dim[1] == s.n_heads * D + 2 * width && is_ints(slot_N, n));
+  check_pages(s, k_pages, v_pages);
+  require(k_pages.dtype == qkv_NQ.dtype);
+  if (n * width == 0) return;
+  cuda_by_type(qkv_NQ.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    auto launch = [&](auto kernel, int pack) {
+      int64_t blocks = cuda_ceil(n * 2 * width / pack, 256);
+      kernel<<<static_cast<unsigned>(blocks), 256, 0, cuda_stream(d)>>>(
+          n, s.n_kv_heads, s.head_dim, qkv_NQ.dim[1], s.n_heads * D,
+          static_cast<int>(k_pages.dim[1]), k_pages.dim[0] * k_pages.dim[1],
+          cuda_data<const T>(qkv_NQ), cuda_data<const int32_t>(slot_N), cuda_data<T>(k_pages),
+          cuda_data<T>(v_pages));
+      CUDA_LAUNCHED();
+    };
+    constexpr int PACK = Pack<T>::N;
+    if (D % PACK == 0 && aligned({qkv_NQ.data, k_pages.data, v_pages.data}))
+      launch(write_kernel<T, PACK>, PACK);
+    else
+      launch(write_kernel<T, 1>, 1);
+  });
+}
+
+void cuda_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B,
+                           AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
+  int64_t batch = qkv_BQ.dim[0], H = s.n_heads, D = s.head_dim, size = k_pages.dim[1];
+  require(H > 0 && s.n_kv_heads > 0 && H % s.n_kv_heads == 0 && s.window >= 0 && s.scale > 0);
+  require(qkv_BQ.ndim == 2 && qkv_BQ.dim[1] == (H + 2 * s.n_kv_heads) * D);
+  require(page_table_BP.dtype == DT_I32 && page_table_BP.ndim == 2);
+  require(page_table_BP.dim[0] == batch && is_ints(len_B, batch));
+  require(out_BHD.dtype == qkv_BQ.dtype && out_BHD.ndim == 2 && out_BHD.dim[0] == batch);
+  require(out_BHD.dim[1] == H * D && k_pages.dtype == qkv_BQ.dtype && batch <= 65535);
+  check_pages(s, k_pages, v_pages);
+  if (D < 1 || D > 256) die("decoding takes head sizes from 1 to 256, found %d", s.head_dim);
+  if (batch == 0) return;
+  int64_t capacity = page_table_BP.dim[1] * size, splits = cuda_ceil(capacity, KV_SPLIT);
+  require(capacity > 0 && capacity <= INT32_MAX);
+  if (s.window > 0) splits = std::min<int64_t>(splits, (s.window - 1) / KV_SPLIT + 2);
+  Decode a = {};
+  a.n_heads = s.n_heads;
+  a.n_kv_heads = s.n_kv_heads;
+  a.head_dim = s.head_dim;
+  a.window = s.window;
+  a.scale = s.scale;
+  a.page_size = static_cast<int>(size);
+  a.table_width = static_cast<int>(page_table_BP.dim[1]);
+  a.splits = static_cast<int>(splits);
+  a.n_pages = k_pages.dim[0];
+  a.q_stride = qkv_BQ.dim[1];
+  a.qkv = qkv_BQ.data;
+  a.k_pages = k_pages.data;
+  a.v_pages = v_pages.data;
+  a.table = cuda_data<const int32_t>(page_table_BP);
+  a.len = cuda_data<const int32_t>(len_B);
+  a.out = out_BHD.data;
+  if (splits > 1) {
+    int64_t parts = batch * H * splits;
+    a.part_out =
+        static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(parts * (D + 2))));
+    a.part_stat = a.part_out + parts * D;
+  }
+  bool packs = D % 8 == 0 && aligned({a.qkv, a.k_pages, a.v_pages, a.out});
+  if (qkv_BQ.dtype == DT_BF16 && packs)
+    decode_mma(cuda_stream(d), a, batch);
+  else
+    decode_plain(cuda_stream(d), qkv_BQ.dtype, a, batch);
+  if (splits > 1) decode_combine(cuda_stream(d), qkv_BQ.dtype, a, batch);
+}
