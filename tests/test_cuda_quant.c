@@ -100,6 +100,12 @@ static const char *describe(const char *op, WireFormat f, WireFormat to, WireSpa
   return text;
 }
 
+static uint32_t bits_of(float x) {
+  uint32_t u;
+  memcpy(&u, &x, sizeof u);
+  return u;
+}
+
 /* Floats of a dequantization: the same bits after rounding to the GPU's type. */
 static void compare_floats(const char *what, Pair x) {
   float *got = twin_back(x), *want = tensor_f32(x.cpu);
@@ -110,7 +116,7 @@ static void compare_floats(const char *what, Pair x) {
     convert_to_f32(typed, DT_BF16, want, (size_t)n);
   }
   for (int64_t i = 0; i < n; i++)
-    if (memcmp(&got[i], &want[i], 4) != 0 && !(isnan(got[i]) && isnan(want[i])) && differ++ == 0)
+    if (bits_of(got[i]) != bits_of(want[i]) && !(isnan(got[i]) && isnan(want[i])) && differ++ == 0)
       first = i;
   if (differ)
     print_message("FAILED %s: %lld of %lld differ, first at %lld: gpu %.9g, cpu %.9g\n", what,
