@@ -1,0 +1,254 @@
+/* Embedding and row selection. Scattered sums sort the rows' numbers first (radix sort, which keeps
+ * equal numbers in order), so that what goes to one row lies together, in token order: runs. A
+ * block walks CHUNK sorted places; a run that lies in one chunk is added to its row at once, one
+ * that crosses chunks leaves partial sums, which a second pass adds in order. So a token that
+ * occurs in every row is as many blocks' work as any other. */
+#include <cassert>
+#include <cub/device/device_radix_sort.cuh>
+
+#include "kernels/cuda/rows.h"
+
+/* ---- gather ---- */
+
+enum { GATHER_THREADS = 256, GATHER_UNROLL = 4 };
+
+/* Rows are per_row words; nothing is computed, so the type of elements does not matter. */
+template <class W>
+__global__ void __launch_bounds__(GATHER_THREADS)
+    gather_kernel(int64_t words, int64_t per_row, int64_t n, const W *x, const int32_t *rows,
+                  W *y) {
+  int64_t first = static_cast<int64_t>(blockIdx.x) * GATHER_UNROLL * GATHER_THREADS + threadIdx.x;
+  W w[GATHER_UNROLL];
+#pragma unroll
+  for (int u = 0; u < GATHER_UNROLL; u++) {
+    int64_t i = first + u * GATHER_THREADS;
+    if (i >= words) continue;
+    int64_t r = i / per_row, row = rows[r];
+    assert(row >= 0 && row < n);
+    w[u] = x[row * per_row + (i - r * per_row)];
+  }
+#pragma unroll
+  for (int u = 0; u < GATHER_UNROLL; u++)
+    if (first + u * GATHER_THREADS < words) y[first + u * GATHER_THREADS] = w[u];
+}
+
+template <class W>
+static void gather(Device *d, Tensor x_NC, Tensor rows_R, Tensor y_RC) {
+  int64_t per_row = static_cast<int64_t>(tensor_bytes(x_NC) / sizeof(W)) / x_NC.dim[0];
+  int64_t words = per_row * rows_R.dim[0];
+  unsigned grid = grid_of(cuda_ceil(words, GATHER_UNROLL * GATHER_THREADS));
+  gather_kernel<W><<<grid, GATHER_THREADS, 0, cuda_stream(d)>>>(
+      words, per_row, x_NC.dim[0], cuda_data<W>(x_NC), tensor_i32(rows_R), cuda_data<W>(y_RC));
+  CUDA_LAUNCHED();
+}
+
+void cuda_gather_rows(Device *d, Tensor x_NC, Tensor rows_R, Tensor y_RC) {
+  int64_t n = x_NC.dim[0], c = x_NC.dim[1], r = rows_R.dim[0];
+  require(x_NC.ndim == 2 && is_i32_1d(rows_R, r) && is_2d(y_RC, x_NC.dtype, r, c));
+  require(x_NC.dtype == DT_F32 || x_NC.dtype == DT_BF16);
+  if (r * c == 0) return;
+  require(n > 0);
+  if (is_wide(x_NC.dtype, c) && are_aligned(x_NC, y_RC))
+    gather<uint4>(d, x_NC, rows_R, y_RC);
+  else if (x_NC.dtype == DT_F32)
+    gather<unsigned>(d, x_NC, rows_R, y_RC);
+  else
+    gather<unsigned short>(d, x_NC, rows_R, y_RC);
+}
+
+void cuda_embedding_fwd(Device *d, Tensor tokens_N, Tensor table_VC, Tensor y_NC) {
+  cuda_gather_rows(d, table_VC, tokens_N, y_NC);
+}
+
+/* ---- scatter ---- */
+
+enum { CHUNK = 16, SCATTER_UNROLL = 4, SCATTER_THREADS = 128 };
+
+/* A row's number above, the place it came from below. */
+using Place = unsigned long long;
+__device__ inline unsigned row_of(Place p) { return static_cast<unsigned>(p >> 32); }
+__device__ inline unsigned source_of(Place p) { return static_cast<unsigned>(p); }
+
+__global__ void places_kernel(int64_t r, int64_t n, const int32_t *rows, Place *places) {
+  int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= r) return;
+  assert(rows[i] >= 0 && rows[i] < n);
+  places[i] = static_cast<Place>(rows[i]) << 32 | static_cast<Place>(i);
+}
+
+/* x_NC[row] += the sum of y_RC's rows; partial is [chunks, 2, c]: of the run that came into the
+ * chunk, and of the one that goes on after it. */
+template <class TY, class TX>
+struct Scatter {
+  int64_t r, c;
+  const Place *places; /* sorted */
+  const TY *y;
+  TX *x;
+  float *partial;
+};
+
+/* V elements of x, in the widest accesses that there are. */
+template <int V, class TX>
+__device__ inline Floats<V> x_load(const TX *p) {
+  constexpr int W = V < wide<TX> ? V : wide<TX>;
+  Floats<V> f;
+#pragma unroll
+  for (int i = 0; i < V; i += W) {
+    Floats<W> few = floats_load<TX, W>(p + i);
+#pragma unroll
+    for (int k = 0; k < W; k++) f.v[i + k] = few.v[k];
+  }
+  return f;
+}
+template <int V, class TX>
+__device__ inline void x_store(TX *p, const Floats<V> &f) {
+  constexpr int W = V < wide<TX> ? V : wide<TX>;
+#pragma unroll
+  for (int i = 0; i < V; i += W) {
+    Floats<W> few;
+#pragma unroll
+    for (int k = 0; k < W; k++) few.v[k] = f.v[i + k];
+    floats_store<TX, W>(p + i, few);
+  }
+}
+
+template <int V>
+__device__ inline void add_to(Floats<V> *sum, const Floats<V> &x) {
+#pragma unroll
+  for (int k = 0; k < V; k++) sum->v[k] += x.v[k];
+}
+
+/* What a place is to its chunk. */
+struct Role {
+  bool there;  /* the place exists */
+  bool ends;   /* its run ends with it */
+  bool inside; /* its run did not begin before the chunk */
+};
+__device__ inline Role role_of(const Place *places, int64_t r, int64_t first, int64_t i) {
+  if (i >= r) return {false, false, false};
+  unsigned row = row_of(places[i]);
+  return {true, i + 1 == r || row_of(places[i + 1]) != row,
+          first == 0 || row_of(places[first - 1]) != row};
+}
+
+/* blockIdx.x counts chunks, blockIdx.y strips of columns. */
+template <class TY, class TX, int V>
+__global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(Scatter<TY, TX> a) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK;
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
+  if (column >= a.c) return;
+  float *incoming = a.partial + blockIdx.x * 2 * a.c + column, *outgoing = incoming + a.c;
+  Floats<V> sum = {};
+  for (int at = 0; at < CHUNK; at += SCATTER_UNROLL) {
+    Role role[SCATTER_UNROLL];
+    Raw<TY, V> y[SCATTER_UNROLL];
+    Floats<V> x[SCATTER_UNROLL];
+#pragma unroll
+    for (int u = 0; u < SCATTER_UNROLL; u++) {
+      const int64_t i = first + at + u;
+      role[u] = role_of(a.places, a.r, first, i);
+      if (!role[u].there) continue;
+      y[u] = raw_load<TY, V>(a.y + source_of(a.places[i]) * a.c + column);
+      if (role[u].ends && role[u].inside)
+        x[u] = x_load<V, TX>(a.x + row_of(a.places[i]) * a.c + column);
+    }
+#pragma unroll
+    for (int u = 0; u < SCATTER_UNROLL; u++) {
+      if (!role[u].there) break;
+      add_to<V>(&sum, floats_of<TY, V>(y[u]));
+      const bool last = at + u + 1 == CHUNK;
+      if (role[u].ends && role[u].inside) {
+        add_to<V>(&x[u], sum);
+        x_store<V, TX>(a.x + row_of(a.places[first + at + u]) * a.c + column, x[u]);
+      } else if (role[u].ends || last) {
+        x_store<V, float>(role[u].inside ? outgoing : incoming, sum);
+      }
+      if (role[u].ends) sum = {};
+    }
+  }
+}
+
+/* Runs that cross chunks: the block of the chunk where a run begins adds the partial sums. */
+template <class TY, class TX, int V>
+__global__ void __launch_bounds__(SCATTER_THREADS) crossing_kernel(Scatter<TY, TX> a) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK, end = first + CHUNK;
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
+  if (end >= a.r || column >= a.c) return;
+  const Role role = role_of(a.places, a.r, first, end - 1);
+  if (role.ends || !role.inside) return;
+  const unsigned row = row_of(a.places[end - 1]);
+  int64_t chunks = 1, beyond = gridDim.x - blockIdx.x; /* the run reaches 1, not `beyond` */
+  while (beyond - chunks > 1) {
+    const int64_t middle = (chunks + beyond) / 2;
+    (row_of(a.places[first + middle * CHUNK]) == row ? chunks : beyond) = middle;
+  }
+  const float *partial = a.partial + blockIdx.x * 2 * a.c + column;
+  Floats<V> sum = x_load<V, float>(partial + a.c);
+#pragma unroll 4
+  for (int64_t k = 1; k <= chunks; k++) add_to<V>(&sum, x_load<V, float>(partial + k * 2 * a.c));
+  Floats<V> x = x_load<V, TX>(a.x + row * a.c + column);
+  add_to<V>(&x, sum);
+  x_store<V, TX>(a.x + row * a.c + column, x);
+}
+
+/* Sorted places in scratch, with room for the partial sums behind: partial is set to it. */
+static const Place *sorted_places(Device *d, Tensor rows_R, int64_t n, int64_t partials,
+                                  float **partial) {
+  const int r = static_cast<int>(rows_R.dim[0]);
+  int bits = 1;
+  while (bits < 31 && n > INT64_C(1) << bits) bits++;
+  size_t sort_bytes = 0, place_bytes = (static_cast<size_t>(r) * sizeof(Place) + 255) / 256 * 256;
+  Place *none = nullptr;
+  cudaStream_t s = cuda_stream(d);
+  CUDA_CHECK(cub::DeviceRadixSort::SortKeys(nullptr, sort_bytes, none, none, r, 32, 32 + bits, s));
+  sort_bytes = (sort_bytes + 255) / 256 * 256;
+  char *scratch = static_cast<char *>(cuda_scratch(
+      d, 2 * place_bytes + sort_bytes + static_cast<size_t>(partials) * sizeof(float)));
+  Place *places = reinterpret_cast<Place *>(scratch);
+  Place *sorted = reinterpret_cast<Place *>(scratch + place_bytes);
+  *partial = reinterpret_cast<float *>(scratch + 2 * place_bytes + sort_bytes);
+  places_kernel<<<grid_of(cuda_ceil(r, 256)), 256, 0, s>>>(r, n, tensor_i32(rows_R), places);
+  CUDA_LAUNCHED();
+  CUDA_CHECK(cub::DeviceRadixSort::SortKeys(scratch + 2 * place_bytes, sort_bytes, places, sorted,
+                                            r, 32, 32 + bits, s));
+  return sorted;
+}
+
+template <class TY, class TX, int V>
+static void scatter(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
+  const int64_t r = y_RC.dim[0], c = y_RC.dim[1], chunks = cuda_ceil(r, CHUNK);
+  Scatter<TY, TX> a = {r, c, nullptr, cuda_data<TY>(y_RC), cuda_data<TX>(x_NC), nullptr};
+  a.places = sorted_places(d, rows_R, x_NC.dim[0], chunks * 2 * c, &a.partial);
+  const int64_t strips = cuda_ceil(c, SCATTER_THREADS * V);
+  require(strips <= UINT16_MAX);
+  dim3 grid(grid_of(chunks), grid_of(strips));
+  scatter_kernel<TY, TX, V><<<grid, SCATTER_THREADS, 0, cuda_stream(d)>>>(a);
+  CUDA_LAUNCHED();
+  crossing_kernel<TY, TX, V><<<grid, SCATTER_THREADS, 0, cuda_stream(d)>>>(a);
+  CUDA_LAUNCHED();
+}
+
+template <class TY, class TX>
+static void scatter_any(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
+  bool fits = y_RC.dim[1] % wide<TY> == 0 && are_aligned(y_RC, x_NC);
+  fits ? scatter<TY, TX, wide<TY>>(d, y_RC, rows_R, x_NC)
+       : scatter<TY, TX, 1>(d, y_RC, rows_R, x_NC);
+}
+
+void cuda_scatter_add_rows(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
+  int64_t n = x_NC.dim[0], c = x_NC.dim[1], r = rows_R.dim[0];
+  require(x_NC.ndim == 2 && is_i32_1d(rows_R, r) && is_2d(y_RC, x_NC.dtype, r, c));
+  if (r * c == 0) return;
+  require(n > 0 && r <= INT32_MAX);
+  cuda_by_type(x_NC.dtype, [&]<class T>(T) { scatter_any<T, T>(d, y_RC, rows_R, x_NC); });
+}
+
+void cuda_embedding_bwd(Device *d, Tensor tokens_N, Tensor dy_NC, Tensor dtable_VC) {
+  int64_t n = tokens_N.dim[0], c = dtable_VC.dim[1], v = dtable_VC.dim[0];
+  require(is_2d(dtable_VC, DT_F32, v, c) && is_i32_1d(tokens_N, n));
+  require(is_2d(dy_NC, dy_NC.dtype, n, c));
+  if (n * c == 0) return;
+  require(v > 0 && n <= INT32_MAX);
+  cuda_by_type(dy_NC.dtype,
+               [&]<class T>(T) { scatter_any<T, float>(d, dy_NC, tokens_N, dtable_VC); });
+}
