@@ -180,6 +180,8 @@ typedef struct Recipe {
     double error_decay;
     int64_t error_reset;    /* steps; 0: never */
     const char *accumulate; /* micro|node */
+    const char *gradients;  /* float32|bfloat16: of the owners' sums */
+    const char *offload;    /* off|optimizer */
     int64_t prefetch;       /* units ahead; 0: off */
     double timeout_seconds; /* 0: none */
   } zeropp;

@@ -329,6 +329,13 @@ static const RecipeRow zeropp_rows[] = {
     {"accumulate", ROW_CHOICE, AT(zeropp.accumulate), "micro", NONE, .choices = "micro|node",
      .help = "node: gradients of micro-batches are summed within nodes, in float32, and cross "
              "between them once a step; stages 2 and 3"},
+    {"gradients", ROW_CHOICE, AT(zeropp.gradients), "float32", NONE, .choices = "float32|bfloat16",
+     .help = "of the summed gradient that a rank keeps; bfloat16 halves its memory: a sum over "
+             "ranks is taken in float32 and rounded once, that of several micro-batches after "
+             "each; on GPUs, several ranks, stages 1 to 3"},
+    {"offload", ROW_CHOICE, AT(zeropp.offload), "off", NONE, .choices = "off|optimizer",
+     .help = "optimizer: moments, and where weights travel in bfloat16 float32 weights too, lie in "
+             "the host's memory, which a step reads and writes over the bus; on GPUs"},
     {"prefetch", ROW_INT, AT(zeropp.prefetch), "1", SPAN(0, 16), .unit = "units",
      .help = "weights that are on their way while others compute; 0: neither they nor gradients "
              "travel behind compute"},

@@ -17,13 +17,15 @@ struct Device {
 
 typedef struct Backend {
   const Ops *ops;
-  void (*close)(Device *d);                /* frees d itself */
-  void *(*alloc)(Device *d, size_t bytes); /* 64-byte aligned; NULL when out of memory */
-  size_t (*release)(Device *d, void *p);   /* returns the bytes asked for at alloc */
+  void (*close)(Device *d);                     /* frees d itself */
+  void *(*alloc)(Device *d, size_t bytes);      /* 64-byte aligned; NULL when out of memory */
+  size_t (*release)(Device *d, void *p);        /* returns the bytes asked for at alloc */
+  void *(*alloc_host)(Device *d, size_t bytes); /* as alloc, of the host's memory */
+  void (*release_host)(Device *d, void *p);
   void (*zero)(Device *d, void *p, size_t bytes);
   void (*upload)(Device *d, void *dst, const void *src, size_t bytes);
   void (*download)(Device *d, void *dst, const void *src, size_t bytes);
-  void (*copy)(Device *d, void *dst, const void *src, size_t bytes); /* device to device, queued */
+  void (*copy)(Device *d, void *dst, const void *src, size_t bytes); /* queued */
   void (*sync)(Device *d);
   int (*attach)(Grid *g, Device *d, Error *err); /* grid_attach; NULL: the host's Comms serve */
 } Backend;

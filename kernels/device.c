@@ -41,6 +41,16 @@ void device_free(Device *d, void *p) {
   d->bytes -= d->backend->release(d, p);
 }
 
+void *device_alloc_host(Device *d, size_t bytes) {
+  void *p = d->backend->alloc_host(d, bytes);
+  if (!p) die("out of memory of the host: %zu bytes asked", bytes);
+  return p;
+}
+
+void device_free_host(Device *d, void *p) {
+  if (p) d->backend->release_host(d, p);
+}
+
 void device_zero(Device *d, void *p, size_t bytes) {
   if (bytes) d->backend->zero(d, p, bytes);
 }
@@ -110,13 +120,13 @@ static MeasureSizes measure_sizes(const Device *d) {
 
 /* Numbers as a model has them: on a GPU a product of zeros draws less power and runs faster than
  * any real one. */
-static void measure_fill(Device *d, Tensor t, size_t bytes) {
+static void measure_fill(Device *d, Tensor t) {
   enum { CHUNK = 1 << 16 };
   float *x = mem_alloc(CHUNK, sizeof *x);
   void *typed = mem_alloc(CHUNK, sizeof *x);
   for (size_t i = 0; i < CHUNK; i++) x[i] = rng_normal(1, 0, i);
   convert_from_f32(x, typed, t.dtype, CHUNK);
-  size_t piece = CHUNK * dtype_size(t.dtype);
+  size_t bytes = tensor_bytes(t), piece = CHUNK * dtype_size(t.dtype);
   device_upload(d, t.data, typed, piece);
   for (size_t at = piece; at < bytes; at += at)
     device_copy(d, (char *)t.data + at, t.data, at < bytes - at ? at : bytes - at);
@@ -132,7 +142,7 @@ DeviceRates device_measure(Device *d) {
     size_t square = (size_t)(s.side * s.side) * dtype_size(s.type);
     size_t bytes = i < 2 && s.copy_bytes > square ? s.copy_bytes : square;
     t[i] = tensor_2d(device_alloc(d, bytes), s.type, s.side, s.side);
-    measure_fill(d, t[i], bytes); /* pages that were never written are read for nothing */
+    measure_fill(d, t[i]);
   }
   DeviceRates r;
   double side = (double)s.side;

@@ -243,6 +243,10 @@ void *device_alloc(
     Device *d,
     size_t bytes); /* 64-byte aligned, uninitialised; dies naming the size when out of memory */
 void device_free(Device *d, void *p);
+/* Memory of the host that ops of the device work on too (a GPU over its bus), and the host itself
+ * after device_sync: 64-byte aligned, uninitialised; in no account of the device. */
+void *device_alloc_host(Device *d, size_t bytes);
+void device_free_host(Device *d, void *p);
 void device_zero(Device *d, void *p, size_t bytes);
 /* Queued; src_host is free when the call returns. */
 void device_upload(Device *d, void *dst, const void *src_host, size_t bytes);

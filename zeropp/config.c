@@ -27,6 +27,10 @@ int zeropp_check(const ZeroPPConfig *c, DeviceKind device, int world, Error *err
                      "zeropp.gradients: found bfloat16 with %s, where GEMMs add to the sums "
                      "themselves; expected float32",
                      world == 1 ? "one rank" : "stage 0");
+  if (c->offload && device == DEVICE_CPU)
+    return error_set(err,
+                     "zeropp.offload: found optimizer on the CPU, whose memory is the host's "
+                     "already; expected off");
   return 0;
 }
 
@@ -34,16 +38,19 @@ ZeroPPConfig zeropp_config(const Recipe *r) {
   HpzMode hpz = HPZ_OFF;
   if (strcmp(r->zeropp.hpz, "on") == 0) hpz = HPZ_ON;
   if (strcmp(r->zeropp.hpz, "quantized") == 0) hpz = HPZ_QUANTIZED;
-  return (ZeroPPConfig){.stage = (int)r->zeropp.stage,
-                        .wire = wire_kind(r->zeropp.wire),
-                        .qwz = wire_kind(r->zeropp.qwz),
-                        .hpz = hpz,
-                        .qgz = wire_kind(r->zeropp.qgz),
-                        .block = (int)r->zeropp.block,
-                        .scale = strcmp(r->zeropp.scale, "bfloat16") == 0 ? DT_BF16 : DT_F32,
-                        .error_feedback = r->zeropp.error_feedback,
-                        .error_decay = r->zeropp.error_decay,
-                        .error_reset = r->zeropp.error_reset,
-                        .accumulate_node = strcmp(r->zeropp.accumulate, "node") == 0,
-                        .prefetch = (int)r->zeropp.prefetch};
+  return (ZeroPPConfig){
+      .stage = (int)r->zeropp.stage,
+      .wire = wire_kind(r->zeropp.wire),
+      .qwz = wire_kind(r->zeropp.qwz),
+      .hpz = hpz,
+      .qgz = wire_kind(r->zeropp.qgz),
+      .block = (int)r->zeropp.block,
+      .scale = strcmp(r->zeropp.scale, "bfloat16") == 0 ? DT_BF16 : DT_F32,
+      .error_feedback = r->zeropp.error_feedback,
+      .error_decay = r->zeropp.error_decay,
+      .error_reset = r->zeropp.error_reset,
+      .accumulate_node = strcmp(r->zeropp.accumulate, "node") == 0,
+      .gradients = strcmp(r->zeropp.gradients, "bfloat16") == 0 ? DT_BF16 : DT_F32,
+      .offload = strcmp(r->zeropp.offload, "optimizer") == 0,
+      .prefetch = (int)r->zeropp.prefetch};
 }

@@ -123,14 +123,28 @@ static DType kind_type(const ZeroPP *z, StateKind kind) {
   return kind == STATE_GRAD ? z->cfg.gradients : DT_F32;
 }
 
+bool engine_offloads(const ZeroPP *z, StateKind kind) {
+  if (!z->cfg.offload || !z->cfg.trainable) return false;
+  bool moment = kind == STATE_MOMENT1 || kind == STATE_MOMENT2;
+  return moment || (kind == STATE_MASTER && z->keeps_rounded);
+}
+
 void engine_add_kind(ZeroPP *z, StateKind kind) {
   size_t bytes = (size_t)z->shard_numel * dtype_size(kind_type(z, kind));
-  z->shard[kind] = device_alloc(z->device, bytes);
-  device_zero(z->device, z->shard[kind], bytes);
+  if (engine_offloads(z, kind)) {
+    z->shard[kind] = device_alloc_host(z->device, bytes);
+    memset(z->shard[kind], 0, bytes);
+  } else {
+    z->shard[kind] = device_alloc(z->device, bytes);
+    device_zero(z->device, z->shard[kind], bytes);
+  }
 }
 
 void engine_drop_kind(ZeroPP *z, StateKind kind) {
-  device_free(z->device, z->shard[kind]);
+  if (engine_offloads(z, kind))
+    device_free_host(z->device, z->shard[kind]);
+  else
+    device_free(z->device, z->shard[kind]);
   z->shard[kind] = NULL;
 }
 

@@ -8,7 +8,8 @@
  * everything. A MESSAGE holds the pieces as they travel, by slice and then by piece, in a wire
  * format.
  *
- * All of it is device memory: nothing here reads or writes it but through kernels.h.
+ * All of it is device memory: nothing here reads or writes it but through kernels.h. What is
+ * offloaded is the host's, and AdamW reads and writes it over the bus while it runs.
  */
 #ifndef ZEROPP_INTERNAL_H
 #define ZEROPP_INTERNAL_H
@@ -203,6 +204,7 @@ Tensor engine_shard(const ZeroPP *z, StateKind kind);
 Tensor engine_part(const ZeroPP *z, StateKind kind, int64_t at, int64_t n);
 void engine_add_kind(ZeroPP *z, StateKind kind); /* allocates it, zeroed */
 void engine_drop_kind(ZeroPP *z, StateKind kind);
+bool engine_offloads(const ZeroPP *z, StateKind kind); /* in memory of the host */
 /* Parameters from `param` on, joined, in a unit's full buffer. */
 Tensor engine_joined(const ZeroPP *z, int param, int n, void *unit_buffer, DType type);
 /* A full buffer of weights, and one of gradients. */

@@ -203,6 +203,8 @@ void layout_build(ZeroPP *z) {
   z->alias_grad = one && !c->qgz && c->wire == WIRE_F32;
   z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
   z->keeps_rounded = z->alias_full && c->compute == DT_BF16;
+  if (c->offload && c->trainable && !z->alias_full && !c->qwz && c->wire == WIRE_BF16)
+    z->keeps_rounded = true;
   z->n_units = z->n_params ? z->specs[z->n_params - 1].unit + 1 : 0;
   z->units = mem_zalloc((size_t)z->n_units, sizeof *z->units);
   z->place = mem_zalloc((size_t)z->n_params, sizeof *z->place);

@@ -80,6 +80,11 @@ static ZeroPPMemory memory_of(const ZeroPP *z, bool ema) {
   }
   for (int i = 0; i < z->n_units && c->hpz && !z->alias_full; i++)
     m.secondary += memory_secondary_bytes(z, &z->units[i]);
+  if (engine_offloads(z, STATE_MOMENT1)) {
+    m.host = m.moments + (engine_offloads(z, STATE_MASTER) ? m.master : 0);
+    m.moments = 0;
+    if (engine_offloads(z, STATE_MASTER)) m.master = 0;
+  }
   m.full_units = memory_working_bytes(z);
   if (z->keeps_rounded) m.full_units += 2 * (uint64_t)z->shard_numel;
   if (!c->trainable && (m.secondary || z->keeps_rounded)) m.master = 0;

@@ -18,7 +18,9 @@ enum { STATE_FORMAT = 1, PARALLEL_MIN = 1 << 16 };
 
 /* ---- host copies ---- */
 
-static bool is_host_memory(const ZeroPP *z) { return device_kind(z->device) == DEVICE_CPU; }
+static bool is_host_memory(const ZeroPP *z, StateKind kind) {
+  return device_kind(z->device) == DEVICE_CPU || engine_offloads(z, kind);
+}
 
 static Tensor own_part(const ZeroPP *z, StateKind kind, int param) {
   return engine_part(z, kind, z->place[param].shard, z->place[param].count);
@@ -75,12 +77,14 @@ float *zeropp_shard(ZeroPP *z, StateKind kind, int param, int64_t *start, int64_
   *start = w->start;
   *count = w->count;
   if (w->count == 0) return NULL;
-  return is_host_memory(z) ? own_part(z, kind, param).data : download_view(z, kind, param);
+  if (!is_host_memory(z, kind)) return download_view(z, kind, param);
+  device_sync(z->device);
+  return own_part(z, kind, param).data;
 }
 
 void zeropp_shard_written(ZeroPP *z, StateKind kind, int param) {
   require(z->shard[kind] && param >= 0 && param < z->n_params);
-  if (is_host_memory(z) || z->place[param].count == 0) return;
+  if (is_host_memory(z, kind) || z->place[param].count == 0) return;
   upload_view(z, kind, param);
 }
 

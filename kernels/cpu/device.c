@@ -67,6 +67,8 @@ static size_t cpu_release(Device *d, void *p) {
   return bytes;
 }
 
+static void cpu_release_host(Device *d, void *p) { cpu_release(d, p); }
+
 float *scratch_alloc(int64_t floats) {
   size_t bytes = (size_t)floats * sizeof(float);
   float *p = aligned_alloc(ALIGN, (bytes + ALIGN) / ALIGN * ALIGN);
@@ -94,6 +96,8 @@ static const Backend cpu_backend = {
     .close = cpu_close,
     .alloc = cpu_alloc,
     .release = cpu_release,
+    .alloc_host = cpu_alloc,
+    .release_host = cpu_release_host,
     .zero = cpu_zero,
     .upload = cpu_copy,
     .download = cpu_copy,

@@ -54,6 +54,27 @@ static size_t cuda_release(Device *d, void *p) {
   return bytes;
 }
 
+static void cuda_sync(Device *d) {
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(d)->compute));
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(d)->comm));
+}
+
+static void *cuda_alloc_host(Device *, size_t bytes) {
+  void *p = nullptr;
+  cudaError_t e = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault);
+  if (e == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  CUDA_CHECK(e);
+  return p;
+}
+
+static void cuda_release_host(Device *d, void *p) {
+  cuda_sync(d);
+  CUDA_CHECK(cudaFreeHost(p));
+}
+
 void *cuda_scratch(Device *d, size_t bytes) {
   CudaDevice *c = cuda_of(d);
   int i = c->current == c->comm;
@@ -80,12 +101,7 @@ static void cuda_download(Device *d, void *dst, const void *src, size_t bytes) {
 }
 
 static void cuda_copy(Device *d, void *dst, const void *src, size_t bytes) {
-  CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
-}
-
-static void cuda_sync(Device *d) {
-  CUDA_CHECK(cudaStreamSynchronize(cuda_of(d)->compute));
-  CUDA_CHECK(cudaStreamSynchronize(cuda_of(d)->comm));
+  CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_stream(d)));
 }
 
 /* ---- open and close ---- */
@@ -110,6 +126,8 @@ static const Backend cuda_backend = {
     .close = cuda_close,
     .alloc = cuda_alloc,
     .release = cuda_release,
+    .alloc_host = cuda_alloc_host,
+    .release_host = cuda_release_host,
     .zero = cuda_zero,
     .upload = cuda_upload,
     .download = cuda_download,
