@@ -21,14 +21,21 @@ typedef struct Bench {
 static inline void *bench_take(void *ctx, size_t bytes) { return device_alloc(ctx, bytes); }
 static inline void bench_give(void *ctx, void *p) { device_free(ctx, p); }
 
+/* device NULL, with the reason: no such device here. */
+static inline Bench bench_open_on(DeviceKind kind, Error *err) {
+  Bench b = {.alone = {.world = 1, .nodes = 1, .local = 1}};
+  b.device = device_open(kind, 1, err);
+  if (!b.device) return b;
+  b.grid = grid_create(0, err);
+  if (!b.grid || grid_attach(b.grid, b.device, err)) die("%s", err->msg);
+  b.arena = arena_create(b.device, bench_take, bench_give);
+  return b;
+}
+
 static inline Bench bench_open(void) {
   Error err = {""};
-  Bench b = {.alone = {.world = 1, .nodes = 1, .local = 1}};
-  b.device = device_open(DEVICE_CPU, 1, &err);
+  Bench b = bench_open_on(DEVICE_CPU, &err);
   if (!b.device) die("%s", err.msg);
-  b.grid = grid_create(0, &err);
-  if (!b.grid) die("%s", err.msg);
-  b.arena = arena_create(b.device, bench_take, bench_give);
   return b;
 }
 
