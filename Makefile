@@ -125,7 +125,8 @@ test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if 
 
 # The demo on two ranks. Open MPI refuses root unless told otherwise.
 demo: rlhf
-	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 ./rlhf train recipes/demo.yaml --set run.overwrite=true
+	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 ./rlhf train recipes/demo.yaml --set run.overwrite=true \
+	  $(if $(DEVICE),--set run.device=$(DEVICE)) $(if $(PRECISION),--set run.precision=$(PRECISION))
 
 # Tokens per second of training, scoring and decoding and bytes per second of quantizing beside the
 # machine's rates, and of tokenizing; bench/RESULTS.md.
@@ -136,13 +137,15 @@ bench: $(BUILD)/bench/bench_cpu $(BUILD)/bench/bench_quant $(BUILD)/bench/bench_
 	  $(or $(TEXT),../shared/data/tinystories/tinystories_sample.txt)
 
 parity: $(BUILD)/tests/parity
-	@$< $(or $(FIXTURES),../shared/fixtures)
+	@for p in $(or $(PRECISION),float32 $(if $(filter cuda,$(DEVICE)),bfloat16)); do \
+	  $< $(or $(FIXTURES),../shared/fixtures) $(or $(DEVICE),cpu) $$p || exit 1; done
 
 help:
 	@printf '%s\n' 'make            builds ./rlhf' \
 	  'make demo       SFT, reward model and PPO on two ranks, from the repository alone' \
 	  'make test       every test; ONLY="test_core_json cli_train" for some; SAN=1, TSAN=1 with sanitizers' \
 	  'make parity     FIXTURES=DIR: every fixture folder against what PyTorch computes' \
+	  '                DEVICE=cuda PRECISION=bfloat16: on a GPU; make demo takes them, too' \
 	  'make CUDA=0     without the CUDA back end; CUDA_ARCHS=sm_90a: for one kind of card, quick to build;' \
 	  '                CUDA_INC="DIR DIR": where cudnn.h, nccl.h and cublasLt.h are, if not in the toolkit' \
 	  'make bench      training, scoring, decoding and kernels beside the machine'"'"'s own rates' \

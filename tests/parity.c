@@ -1,4 +1,5 @@
-/* parity DIR: every folder under DIR that holds a known fixture, against what PyTorch computed.
+/* parity DIR [DEVICE [PRECISION]]: every folder under DIR that holds a known fixture, against what
+ * PyTorch computed.
  *
  * Layouts are told by what reference.safetensors holds, not by the folder's name. A folder that
  * fails to load or is outside the limits fails; no folder checked at all is a failure, too. Works
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "orchestrator/orchestrator.h"
 #include "tests/parity.h"
 
 typedef struct Layout {
@@ -116,19 +118,21 @@ static void arena_give(void *ctx, void *p) { device_free(ctx, p); }
 int main(int argc, char **argv) {
   Error err = {""};
   if (launch_init(&argc, &argv, &err)) die("%s", err.msg);
-  if (argc != 2) die("usage: parity DIR");
+  if (argc < 2 || argc > 4) die("usage: parity DIR [DEVICE [PRECISION]]");
   Parity p = {.root = argv[1]};
   p.grid = grid_create(0, &err);
   if (!p.grid) die("%s", err.msg);
-  p.device = device_open(DEVICE_CPU, 0, &err);
-  if (!p.device) die("%s", err.msg);
+  p.device = device_choose(p.grid, argc > 2 ? argv[2] : "cpu", 0, false, &err);
+  if (!p.device || precision_choose(argc > 3 ? argv[3] : "float32", p.device, &p.compute, &err))
+    die("%s", err.msg);
   p.arena = arena_create(p.device, arena_take, arena_give);
+  if (p.grid->rank == 0) printf("%s, %s\n", device_describe(p.device), dtype_name(p.compute));
   Totals t = check_all(&p);
   if (p.grid->rank == 0) printf("%d folders checked, %d failed\n", t.checked, t.failed);
   if (t.checked == 0) log_warn("%s: no folder of a known layout that could be checked", p.root);
   arena_free(p.arena);
-  device_close(p.device);
   grid_free(p.grid);
+  device_close(p.device);
   launch_finish();
   return t.failed > 0 || t.checked == 0;
 }

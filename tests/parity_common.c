@@ -42,13 +42,19 @@ int32_t *parity_i32(const Parity *p, const char *name, int64_t *n) {
 
 /* ---- figures ---- */
 
+static double widened(const Parity *p, double limit) {
+  bool gradient = limit == PARITY_GRADIENT;
+  if (p->compute == DT_BF16) return gradient ? PARITY_BF16_GRADIENT : PARITY_BF16_VALUE;
+  return device_kind(p->device) == DEVICE_CUDA ? PARITY_GPU : limit;
+}
+
 static Figure *figure_of(Parity *p, const char *figure, double limit) {
   int i = 0;
   while (i < p->n_figures && strcmp(p->figure[i].name, figure) != 0) i++;
   Figure *f = &p->figure[i];
   if (i == p->n_figures) {
     require(p->n_figures < (int)(sizeof p->figure / sizeof p->figure[0]));
-    *f = (Figure){.limit = limit, .error = -1};
+    *f = (Figure){.limit = limit > 0 ? widened(p, limit) : 0, .error = -1};
     snprintf(f->name, sizeof f->name, "%s", figure);
     p->n_figures++;
   }
@@ -165,13 +171,13 @@ void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, cons
 }
 
 void parity_agree(Parity *p, const char *figure, bool same) {
-  record(p, figure, 0, same ? 0 : INFINITY, "");
+  if (p->compute != DT_BF16) record(p, figure, 0, same ? 0 : INFINITY, "");
 }
 
 /* ---- models ---- */
 
 Model *parity_load(Parity *p, const char *dir, HeadKind head, Error *err) {
-  ModelOptions o = {.head = head, .trainable = true, .zero = {.stage = 3}};
+  ModelOptions o = {.head = head, .trainable = true, .zero = {.stage = 3, .compute = p->compute}};
   return model_load(p->device, p->grid, p->arena, dir, &o, err);
 }
 
