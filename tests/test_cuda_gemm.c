@@ -5,10 +5,10 @@
  * Bounds, relative to the largest element: F32 products round each of k terms on both sides, in
  * different orders: about sqrt(k) 6e-8, below 4e-6 for the k of this file. BF16 operands are the
  * same numbers on both and their products are exact in F32, so an F32 result is held to the same
- * bound; a BF16 result adds its rounding, at most 2^-9 of itself. */
+ * bound; a BF16 result adds its rounding, at most 2^-8 of itself. */
 #include "tests/twin.h"
 
-static const double F32_BOUND = 1e-5, BF16_BOUND = 1.0 / 512 + 1e-5;
+static const double F32_BOUND = 1e-5, BF16_BOUND = 1.0 / 256 + 1e-5;
 
 typedef struct Types {
   DType in, out;
@@ -129,7 +129,8 @@ static void bias_comes_with_the_product(void **state) {
   twin_done();
 }
 
-/* Twice on one device, and on another device of the process, whose plans are made anew. */
+/* Again and again on one device, past the tuning of a shape that comes often, and on another device
+ * of the process, whose plans are made anew. */
 static void same_bits_twice(void **state) {
   (void)state;
   Twins *t = twins();
@@ -149,7 +150,8 @@ static void same_bits_twice(void **state) {
              again = twin_unwritten(types[ty].out, 2, m, n);
         Pair elsewhere = twin_unwritten(types[ty].out, 2, m, n);
         t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, c.gpu);
-        t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, again.gpu);
+        for (int i = 0; i < 70; i++)
+          t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, again.gpu);
         device_sync(t->gpu);
         device_ops(other)->gemm(other, (GemmKind)kind, 1, a.gpu, b.gpu, 0, elsewhere.gpu);
         device_sync(other);
@@ -250,6 +252,7 @@ static void speed_of_decoding(void **state) {
   (void)state;
   Twins *t = twins();
   const int64_t rows[] = {1, 8, 16, 64, 256};
+  time_product(t, GEMM_NT, types[1], 0, 16, 16, 16, true); /* what a launch costs */
   for (int r = 0; r < 5; r++) {
     for (int i = 0; i < 4; i++)
       time_product(t, GEMM_NT, types[1], 0, rows[r], llama_1b[i][0], llama_1b[i][1], true);

@@ -6,49 +6,24 @@
  *
  * A plan (layouts and algorithm) is made when a shape first occurs and kept. The algorithm is the
  * one that cuBLASLt's heuristic ranks first for the shape, types and alignment, none of which
- * depends on when or where a run happens: same shapes on the same kind of GPU, same bits. Choosing
- * by a stopwatch would not give that, since algorithms differ in the order of their sums. */
+ * depends on when or where a run happens: same shapes on the same kind of GPU, same bits. A shape
+ * that comes often is tuned (gemm_tune.cu), which keeps the bits too. */
 #include "kernels/cuda/gemm.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/lib_cublaslt.h"
+#include "kernels/cuda/gemm_plan.h"
 #include "kernels/cuda/ops.h"
 
-/* What a plan depends on. Compared as bytes: zeroed first, no padding holds anything. */
-struct GemmKey {
-  int64_t m, n, k;
-  int32_t kind, type, c_type;
-  int32_t bias;
-  int32_t align[4]; /* of a, b, c, bias: bytes, at most ALIGN_MOST */
-};
+/* Tuning costs about 30 runs. */
+enum { ALIGN_MOST = 16, TUNE_AFTER = 64 };
 
-struct GemmPlan {
-  GemmKey key;
-  cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t a, b, c; /* of the tensors of these names */
-  cublasLtMatmulAlgo_t algo;
-  bool made, possible; /* a bias may not go with every shape */
-};
-
-/* Batches of many lengths pass by in a run; a plan gives its place to a later one of the same hash.
- */
-enum { PLANS = 1024, ALIGN_MOST = 16 };
-
-struct CudaGemm {
-  CublasLt lt;
-  cublasLtHandle_t handle;
-  cublasLtMatmulPreference_t preference;
-  GemmPlan plan[PLANS];
-};
-
-static void check_at(const CudaGemm *g, cublasStatus_t s, const char *call, int line) {
+void gemm_check_at(const CudaGemm *g, cublasStatus_t s, const char *call, const char *file,
+                   int line) {
   if (s != CUBLAS_STATUS_SUCCESS)
-    die_at(__FILE__, line, "%s: %s", call, g->lt.cublasLtGetStatusString(s));
+    die_at(file, line, "%s: %s", call, g->lt.cublasLtGetStatusString(s));
 }
-#define LT(g, function, ...) check_at(g, (g)->lt.function(__VA_ARGS__), #function, __LINE__)
 
 CudaGemm *gemm_open(Error *err) {
   CudaGemm *g = static_cast<CudaGemm *>(mem_zalloc(1, sizeof *g));
@@ -126,7 +101,12 @@ static void describe_operands(CudaGemm *g, GemmPlan *p) {
   layout(g, &p->c, k->c_type, k->m, k->n);
 }
 
-static void prefer_alignment(CudaGemm *g, const GemmKey *k) {
+/* Partial sums of a split product are added in F32, never in BF16. */
+static void prefer(CudaGemm *g, const GemmKey *k) {
+  const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                        (k->c_type == DT_F32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : 0);
+  LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
+     CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums);
   const uint32_t a = static_cast<uint32_t>(k->align[0]), b = static_cast<uint32_t>(k->align[1]),
                  c = static_cast<uint32_t>(k->align[2]);
   LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
@@ -139,19 +119,25 @@ static void prefer_alignment(CudaGemm *g, const GemmKey *k) {
      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c, sizeof c);
 }
 
+int gemm_algorithms(CudaGemm *g, const GemmPlan *p, cublasLtMatmulHeuristicResult_t *found,
+                    int most) {
+  int n = 0;
+  prefer(g, &p->key);
+  cublasStatus_t s = g->lt.cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->b, p->a, p->c,
+                                                          p->c, g->preference, most, found, &n);
+  if (s == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
+  gemm_check_at(g, s, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
+  return n;
+}
+
 static void make_plan(CudaGemm *g, GemmPlan *p, const GemmKey *key) {
   forget(g, p);
   p->key = *key;
   p->made = true;
   describe_product(g, p);
   describe_operands(g, p);
-  prefer_alignment(g, key);
   cublasLtMatmulHeuristicResult_t found;
-  int n = 0;
-  cublasStatus_t s = g->lt.cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->b, p->a, p->c,
-                                                          p->c, g->preference, 1, &found, &n);
-  if (s != CUBLAS_STATUS_NOT_SUPPORTED) check_at(g, s, "cublasLtMatmulAlgoGetHeuristic", __LINE__);
-  p->possible = s == CUBLAS_STATUS_SUCCESS && n > 0;
+  p->possible = gemm_algorithms(g, p, &found, 1) > 0;
   if (p->possible) p->algo = found.algo;
 }
 
@@ -166,8 +152,8 @@ static uint64_t hash_of(const GemmKey *key) {
 }
 
 static GemmPlan *plan_of(CudaGemm *g, const GemmKey *key) {
-  static_assert(sizeof *key % 8 == 0 && sizeof *key == 3 * 8 + 8 * 4, "no padding");
-  GemmPlan *p = &g->plan[hash_of(key) % PLANS];
+  static_assert(sizeof *key == 3 * 8 + 8 * 4, "no padding");
+  GemmPlan *p = &g->plan[hash_of(key) % GEMM_PLANS];
   if (!p->made || memcmp(&p->key, key, sizeof *key) != 0) make_plan(g, p, key);
   return p;
 }
@@ -188,106 +174,31 @@ static GemmKey key_of(GemmKind kind, Tensor a, Tensor b, Tensor c, Tensor bias) 
   return key;
 }
 
+void gemm_run(Device *d, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, const GemmCall *x,
+              void *to) {
+  CudaGemm *g = cuda_of(d)->gemm;
+  if (p->key.bias)
+    LT(g, cublasLtMatmulDescSetAttribute, p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias.data,
+       sizeof x->bias.data);
+  void *workspace = cuda_scratch(d, GEMM_WORKSPACE);
+  LT(g, cublasLtMatmul, g->handle, p->desc, &x->alpha, x->b.data, p->b, x->a.data, p->a, &x->beta,
+     x->c.data, p->c, to, p->c, algo, workspace, GEMM_WORKSPACE, cuda_stream(d));
+}
+
 /* C = alpha op(A) op(B) + beta C, + bias in every row where there is one. False: not with a bias.
  */
-static void explore(Device *d, CudaGemm *g, GemmPlan *p, float alpha, Tensor a, Tensor b,
-                    float beta, Tensor c, Tensor bias);
-static bool multiply(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float beta,
-                     Tensor c, Tensor bias) {
+static bool multiply(Device *d, GemmKind kind, GemmCall x) {
   CudaGemm *g = cuda_of(d)->gemm;
-  GemmKey key = key_of(kind, a, b, c, bias);
-  GemmPlan *p = &g->plan[hash_of(&key) % PLANS];
-  bool fresh = !p->made || memcmp(&p->key, &key, sizeof key) != 0;
-  p = plan_of(g, &key);
-  if (fresh && p->possible && getenv("RLHF_GEMM_EXPLORE") && key.m * key.n * key.k > 100000000)
-    explore(d, g, p, alpha, a, b, beta, c, bias);
+  GemmKey key = key_of(kind, x.a, x.b, x.c, x.bias);
+  GemmPlan *p = plan_of(g, &key);
   if (!p->possible && key.bias) return false;
   if (!p->possible)
     die("cuBLASLt has no algorithm for a product of [%lld, %lld, %lld], kind %d, %s to %s",
         static_cast<long long>(key.m), static_cast<long long>(key.n), static_cast<long long>(key.k),
-        kind, dtype_name(a.dtype), dtype_name(c.dtype));
-  if (key.bias)
-    LT(g, cublasLtMatmulDescSetAttribute, p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.data,
-       sizeof bias.data);
-  void *workspace = cuda_scratch(d, GEMM_WORKSPACE);
-  LT(g, cublasLtMatmul, g->handle, p->desc, &alpha, b.data, p->b, a.data, p->a, &beta, c.data, p->c,
-     c.data, p->c, &p->algo, workspace, GEMM_WORKSPACE, cuda_stream(d));
+        kind, dtype_name(x.a.dtype), dtype_name(x.c.dtype));
+  if (p->uses < TUNE_AFTER && ++p->uses == TUNE_AFTER) gemm_tune(d, p, &x);
+  gemm_run(d, p, &p->algo, &x, x.c.data);
   return true;
-}
-
-/* ---- explore ---- */
-static __global__ void count_differences(const uint16_t *a, const uint16_t *b, size_t n,
-                                         unsigned long long *count) {
-  size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x;
-  unsigned long long c = 0;
-  for (; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) c += a[i] != b[i];
-  if (c) atomicAdd(count, c);
-}
-
-static void explore(Device *d, CudaGemm *g, GemmPlan *p, float alpha, Tensor a, Tensor b,
-                    float beta, Tensor c, Tensor bias) {
-  const GemmKey *k = &p->key;
-  double flops = 2.0 * static_cast<double>(k->m) * static_cast<double>(k->n) *
-                 static_cast<double>(k->k);
-  cublasLtMatmulHeuristicResult_t found[24];
-  int n = 0;
-  prefer_alignment(g, k);
-  g->lt.cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->b, p->a, p->c, p->c, g->preference,
-                                       24, found, &n);
-  size_t bytes = tensor_bytes(c);
-  char *out[2];
-  unsigned long long *count, host = 0;
-  CUDA_CHECK(cudaMalloc(&out[0], bytes));
-  CUDA_CHECK(cudaMalloc(&out[1], bytes));
-  CUDA_CHECK(cudaMalloc(&count, 8));
-  cudaEvent_t e[2];
-  CUDA_CHECK(cudaEventCreate(&e[0]));
-  CUDA_CHECK(cudaEventCreate(&e[1]));
-  printf("EXPLORE kind %d m %lld n %lld k %lld %s>%s beta %g bias %d align %d %d %d\n", k->kind,
-         (long long)k->m, (long long)k->n, (long long)k->k, dtype_name(a.dtype),
-         dtype_name(c.dtype), beta, bias.data != nullptr, k->align[0], k->align[1], k->align[2]);
-  void *workspace = cuda_scratch(d, GEMM_WORKSPACE);
-  cudaStream_t s = cuda_stream(d);
-  for (int i = 0; i < n; i++) {
-    char *to = out[i > 0];
-    float ms = 0, best = 1e9f;
-    int reps = flops > 1e12 ? 4 : 20;
-    for (int r = 0; r < 4; r++) {
-      CUDA_CHECK(cudaEventRecord(e[0], s));
-      for (int j = 0; j < (r ? reps : 2); j++)
-        LT(g, cublasLtMatmul, g->handle, p->desc, &alpha, b.data, p->b, a.data, p->a, &beta,
-           c.data, p->c, to, p->c, &found[i].algo, workspace, GEMM_WORKSPACE, s);
-      CUDA_CHECK(cudaEventRecord(e[1], s));
-      CUDA_CHECK(cudaEventSynchronize(e[1]));
-      CUDA_CHECK(cudaEventElapsedTime(&ms, e[0], e[1]));
-      if (r && ms / (float)reps < best) best = ms / (float)reps;
-    }
-    CUDA_CHECK(cudaMemsetAsync(count, 0, 8, s));
-    count_differences<<<1024, 256, 0, s>>>((uint16_t *)out[0], (uint16_t *)to, bytes / 2, count);
-    CUDA_CHECK(cudaMemcpyAsync(&host, count, 8, cudaMemcpyDeviceToHost, s));
-    CUDA_CHECK(cudaStreamSynchronize(s));
-    int v[9] = {};
-    const cublasLtMatmulAlgoConfigAttributes_t attr[] = {
-        CUBLASLT_ALGO_CONFIG_ID,          CUBLASLT_ALGO_CONFIG_TILE_ID,
-        CUBLASLT_ALGO_CONFIG_STAGES_ID,   CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-        CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
-        CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID,
-        CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
-    for (int j = 0; j < 9; j++) {
-      size_t wrote;
-      int size = j == 7 || j == 8 ? 2 : 4;
-      g->lt.cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, attr[j], &v[j], (size_t)size,
-                                                 &wrote);
-    }
-    printf("  %2d id %d tile %d stages %d splitk %d red %d swizzle %d custom %d inner %d cluster %d "
-           "ws %zu waves %.2f: %.1f us %.1f TFLOP/s, %.0f GB/s, %llu differ\n",
-           i, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], found[i].workspaceSize,
-           found[i].wavesCount, 1e3 * best, 1e-9 * flops / best,
-           1e-6 * (double)(tensor_bytes(a) + tensor_bytes(b) + bytes) / best, host);
-  }
-  CUDA_CHECK(cudaFree(out[0]));
-  CUDA_CHECK(cudaFree(out[1]));
-  CUDA_CHECK(cudaFree(count));
 }
 
 static bool is_float(DType t) { return t == DT_F32 || t == DT_BF16; }
@@ -302,7 +213,7 @@ void cuda_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float 
   if (k == 0)
     cuda_scale(d, beta, c);
   else
-    multiply(d, kind, alpha, a, b, beta, c, Tensor{});
+    multiply(d, kind, {alpha, beta, a, b, c, {}});
 }
 
 void cuda_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO) {
@@ -311,7 +222,7 @@ void cuda_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_
   require(w_OC.dtype == x_NC.dtype && y_NO.dtype == x_NC.dtype && x_NC.dim[1] == w_OC.dim[1]);
   require(y_NO.dim[0] == x_NC.dim[0] && y_NO.dim[1] == w_OC.dim[0]);
   if (y_NO.dim[0] > 0 && y_NO.dim[1] > 0 && x_NC.dim[1] > 0 &&
-      multiply(d, GEMM_NT, 1, x_NC, w_OC, 0, y_NO, b_O))
+      multiply(d, GEMM_NT, {1, 0, x_NC, w_OC, y_NO, b_O}))
     return;
   cuda_gemm(d, GEMM_NT, 1, x_NC, w_OC, 0, y_NO);
   cuda_bias_add(d, y_NO, b_O);
