@@ -9,18 +9,20 @@
 
 namespace {
 
-/* COLUMNS of dk and dv that a warp sums: of a large head two warps share 16 keys. */
+/* COLUMNS of dk and dv that a warp sums: of a large head two warps share 16 keys. BLOCKS run on a
+ * multiprocessor at once: what one computes hides what another waits for. */
 template <int D>
 struct KeysShape {
-  static constexpr int WARPS = 8, THREADS = 32 * WARPS, PARTS = D > 128 ? 2 : 1;
-  static constexpr int COLUMNS = D / PARTS, KEYS = 16 * WARPS / PARTS, ROWS = D > 64 ? 32 : 64;
+  static constexpr int WARPS = D > 128 ? 8 : 4, THREADS = 32 * WARPS, PARTS = D > 128 ? 2 : 1;
+  static constexpr int BLOCKS = D > 128 ? 1 : D > 64 ? 2 : 4;
+  static constexpr int COLUMNS = D / PARTS, KEYS = 16 * WARPS / PARTS, ROWS = 32;
   static constexpr int KV = KEYS * TileStride<D>::value, Q = ROWS * TileStride<D>::value;
   static constexpr size_t SHARED = sizeof(bf16) * (2 * KV + 4 * Q) + sizeof(float) * 4 * ROWS;
 };
 template <int D>
 struct QueriesShape {
-  static constexpr int WARPS = D > 128 ? 4 : 8, THREADS = 32 * WARPS, ROWS = 16 * WARPS;
-  static constexpr int KEYS = D > 64 ? 32 : 64;
+  static constexpr int WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS, KEYS = 32;
+  static constexpr int BLOCKS = D > 128 ? 1 : D > 64 ? 3 : 4;
   static constexpr int Q = ROWS * TileStride<D>::value, KV = KEYS * TileStride<D>::value;
   static constexpr size_t SHARED = sizeof(bf16) * (2 * Q + 4 * KV);
 };
@@ -30,7 +32,8 @@ __device__ inline const bf16 *sequence_qkv(const OwnAttention &a, int64_t start)
 }
 
 template <int D>
-__global__ __launch_bounds__(KeysShape<D>::THREADS, 1) void keys_kernel(OwnAttention a) {
+__global__ __launch_bounds__(KeysShape<D>::THREADS,
+                             KeysShape<D>::BLOCKS) void keys_kernel(OwnAttention a) {
   using S = KeysShape<D>;
   constexpr int STRIDE = TileStride<D>::value;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -120,7 +123,8 @@ __global__ __launch_bounds__(KeysShape<D>::THREADS, 1) void keys_kernel(OwnAtten
 }
 
 template <int D>
-__global__ __launch_bounds__(QueriesShape<D>::THREADS, 1) void queries_kernel(OwnAttention a) {
+__global__ __launch_bounds__(QueriesShape<D>::THREADS,
+                             QueriesShape<D>::BLOCKS) void queries_kernel(OwnAttention a) {
   using S = QueriesShape<D>;
   constexpr int STRIDE = TileStride<D>::value;
   extern __shared__ __align__(16) unsigned char shared[];
