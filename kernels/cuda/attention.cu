@@ -32,8 +32,8 @@ void cuda_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Ten
   if (n == 0) return;
   check(qkv_NQ, out_NHD, seg, s);
   require(!lse_NH.data || is_2d(lse_NH, DT_F32, n, s.n_heads));
-  bool done =
-      suits_cudnn(qkv_NQ, out_NHD, s) && cudnn_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH);
+  bool done = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_FORWARD) &&
+              cudnn_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH);
   if (!done) own_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH);
 }
 
