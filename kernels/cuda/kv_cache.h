@@ -39,19 +39,41 @@ __device__ inline SplitRange split_range(const Decode &a, int len, int split) {
   return {max(seen, begin), min(len, begin + KV_SPLIT), (len - 1) / KV_SPLIT + 1 - from};
 }
 
-/* Row numbers, in units of D, of the split's tokens: rows[t - first]. All threads call it. */
-__device__ inline void split_rows(const Decode &a, int b, int kv_head, SplitRange r,
+/* The page of token t of a sequence. */
+__device__ inline int32_t page_at(const Decode &a, const int32_t *table, int t) {
+  int page = t / a.page_size;
+  return page < a.table_width ? table[page] : 0;
+}
+
+/* The block's range, and row numbers, in units of D, of its tokens: rows[t - first]. False where
+ * the sequence has no such split. The first split's pages are looked up while its length is on the
+ * way: a sequence has that one, and with nothing else to do a block is as slow as its chain of
+ * loads. All threads call it. */
+__device__ inline bool split_rows(const Decode &a, int b, int kv_head, int split, SplitRange *range,
                                   uint32_t *rows) {
+  constexpr int THREADS = 32 * KV_WARPS, EACH = KV_SPLIT / THREADS;
   const int32_t *table = a.table + static_cast<int64_t>(b) * a.table_width;
-  for (int t = r.first + static_cast<int>(threadIdx.x); t < r.end;
-       t += static_cast<int>(blockDim.x)) {
-    int id = table[t / a.page_size];
-    if (id < 0 || id >= a.n_pages) __trap();
-    uint32_t block = static_cast<uint32_t>(id) * static_cast<uint32_t>(a.n_kv_heads) +
+  int len = a.len[b], thread = static_cast<int>(threadIdx.x);
+  bool early = split == 0 && a.window == 0;
+  int32_t id[EACH];
+  if (early)
+#pragma unroll
+    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, i * THREADS + thread);
+  SplitRange r = *range = split_range(a, len, split);
+  if (split >= r.splits) return false;
+  if (!early)
+#pragma unroll
+    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, r.first + i * THREADS + thread);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int at = i * THREADS + thread, t = r.first + at;
+    if (t >= r.end) break;
+    if (id[i] < 0 || id[i] >= a.n_pages) __trap();
+    uint32_t block = static_cast<uint32_t>(id[i]) * static_cast<uint32_t>(a.n_kv_heads) +
                      static_cast<uint32_t>(kv_head);
-    rows[t - r.first] =
-        block * static_cast<uint32_t>(a.page_size) + static_cast<uint32_t>(t % a.page_size);
+    rows[at] = block * static_cast<uint32_t>(a.page_size) + static_cast<uint32_t>(t % a.page_size);
   }
+  return true;
 }
 
 #endif

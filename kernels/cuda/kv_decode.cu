@@ -93,9 +93,8 @@ __global__ __launch_bounds__(THREADS) void mma_kernel(Decode a) {
   int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   DecodeBlock block = decode_block(a);
   next_kernel_may_start();
-  SplitRange range = split_range(a, a.len[block.b], block.split);
-  if (block.split >= range.splits) return;
-  split_rows(a, block.b, block.kv_head, range, rows);
+  SplitRange range;
+  if (!split_rows(a, block.b, block.kv_head, block.split, &range, rows)) return;
 
   uint32_t q[D / 16][4];
   const bf16 *q_head =
@@ -211,9 +210,8 @@ __global__ __launch_bounds__(THREADS) void plain_kernel(Decode a) {
   float *keys = sum + KV_WARPS * HEADS + warp * 32 * (D + 1);
   DecodeBlock block = decode_block(a);
   next_kernel_may_start();
-  SplitRange range = split_range(a, a.len[block.b], block.split);
-  if (block.split >= range.splits) return;
-  split_rows(a, block.b, block.kv_head, range, rows);
+  SplitRange range;
+  if (!split_rows(a, block.b, block.kv_head, block.split, &range, rows)) return;
   const T *q_head = static_cast<const T *>(a.qkv) + block.b * a.q_stride + block.first * D;
   for (int i = static_cast<int>(threadIdx.x); i < block.n * D; i += THREADS)
     q[i] = a.scale * 1.44269504f * to_float(q_head[i]);
