@@ -9,6 +9,7 @@ static const struct {
 } benches[] = {
     {"zeropp", bench_zeropp},
     {"train", bench_train},
+    {"kernels", bench_kernels},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
@@ -25,7 +26,7 @@ static CliResult run_bench(const Args *a, Error *err) {
 
 const Command command_bench = {
     .name = "bench",
-    .operands = "zeropp|train",
+    .operands = "zeropp|train|kernels",
     .help =
         "rates of this machine, with random weights and tokens\n"
         "zeropp: what each part of ZeRO++ buys on this network: step time, tokens, traffic by "
@@ -33,6 +34,7 @@ const Command command_bench = {
         "same weights.\n"
         "train: time of a training step, tokens and model TFLOP/s, memory, and where the time "
         "goes.\n"
+        "kernels: every kernel of a step: time, share of what bounds it, difference from the CPU.\n"
         "Nothing is written.",
     .example = "mpirun -n 4 rlhf bench zeropp --ranks-per-node 2 --model runs/demo/actor",
     .more =
@@ -55,9 +57,8 @@ const Command command_bench = {
           .dflt = "10"},
          {"--tokens", OPT_INT, "N", "zeropp: tokens of a rank's micro-batch", 2, 1 << 24,
           .dflt = "256"},
-         {"--seqs", OPT_INT, "N", "train: sequences of a rank's micro-batch", 1, 1 << 20,
-          .dflt = "8"},
-         {"--length", OPT_INT, "N", "train: tokens of a sequence", 2, 1 << 20, .dflt = "2048"},
+         {"--seqs", OPT_INT, "N", "sequences of a rank's micro-batch", 1, 1 << 20, .dflt = "8"},
+         {"--length", OPT_INT, "N", "tokens of a sequence", 2, 1 << 20, .dflt = "2048"},
          {"--micro-batches", OPT_INT, "N", "micro-batches of a step", 1, 1 << 16, .dflt = "1"},
          {"--recompute", OPT_TEXT, "HOW", "train: none, selective or full", .dflt = "none"},
          {"--stage", OPT_INT, "N", "train: what is sharded, 0 to 3", 0, 3, .dflt = "3"},

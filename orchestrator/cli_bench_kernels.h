@@ -1,0 +1,40 @@
+/* A kernel as `rlhf bench kernels` sees it: operands, a call, and what bounds it. */
+#ifndef ORCHESTRATOR_CLI_BENCH_KERNELS_H
+#define ORCHESTRATOR_CLI_BENCH_KERNELS_H
+
+#include "orchestrator/cli_bench.h"
+
+/* What a step of the model works on: n tokens in sequences of equal lengths; attention's others. */
+typedef struct KernelShape {
+  const ModelConfig *config;
+  DType act; /* of weights and activations */
+  int64_t n, length, vocab_rows;
+  int64_t flat; /* elements of what has no rows: the optimizer, the wire */
+  AttnShape attn;
+  int64_t qkv, heads_out, up; /* widths of rows */
+  Segments seg;
+} KernelShape;
+
+typedef enum Fill { FILL_NORMAL, FILL_ONES, FILL_ZERO, FILL_SMALL, FILL_IDS, FILL_PLACES } Fill;
+enum { MOST_OPERANDS = 8 };
+typedef struct Operand {
+  DType type;
+  int ndim;
+  int64_t dim[4], limit; /* limit: of FILL_IDS, ids are below */
+  Fill fill;
+  bool out; /* compared with the CPU's */
+} Operand;
+typedef struct Kernel {
+  char name[48];
+  int which; /* of several that share run */
+  int n_operands;
+  Operand operand[MOST_OPERANDS];
+  double bytes, flops; /* that the call has to move and to compute */
+  void (*run)(const struct Kernel *k, const KernelShape *s, Device *d, const Tensor *t);
+} Kernel;
+
+/* The kernels of a shape; fills k, which has room for MOST_KERNELS. */
+enum { MOST_KERNELS = 64 };
+int kernels_list(const KernelShape *s, Kernel *k);
+
+#endif
