@@ -9,7 +9,6 @@
 namespace {
 
 enum { THREADS = 1024, WARPS = THREADS / 32, TILE = 128, MAX_GROUPS = 1024 };
-const size_t SHARED_WEIGHTS = 200 * 1024; /* bytes; of the 227 KB a block may have */
 
 struct Sample {
   SampleParams p;
@@ -361,6 +360,13 @@ __global__ __launch_bounds__(THREADS, 1) void sample_kernel(const __grid_constan
   a.logprob[b] = static_cast<float>(z - log(sum));
 }
 
+size_t shared_limit(Device *d) {
+  int bytes = 0;
+  CUDA_CHECK(
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_of(d)->gpu));
+  return static_cast<size_t>(bytes);
+}
+
 bool is_row(Tensor t, DType type, int64_t n) {
   return t.dtype == type && t.ndim == 1 && t.dim[0] == n;
 }
@@ -392,7 +398,7 @@ void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor
       sizeof(float) * static_cast<size_t>(a.groups) * static_cast<size_t>(a.tiles) * TILE;
   size_t shared = sizeof(double) * MAX_GROUPS;
   unsigned blocks = static_cast<unsigned>(batch);
-  if (weights <= SHARED_WEIGHTS) {
+  if (shared + weights + 1024 <= shared_limit(d)) { /* 1024: what the kernel has besides */
     shared += weights;
     CUDA_CHECK(cudaFuncSetAttribute(sample_kernel<true>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
