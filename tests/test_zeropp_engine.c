@@ -316,6 +316,38 @@ static void memory_stays_within_the_plan(void **state) {
   for_each_grid(check_memory);
 }
 
+/* The first to write a gradient may overwrite it; what is joined is fresh only if all of it is. */
+static void check_fresh(int local) {
+  TestModel m = test_model(local, true);
+  int q = zeropp_find(m.z, "0.q.weight"), up = zeropp_find(m.z, "0.up.weight");
+  test_fill(m.z, STATE_MASTER);
+  for (int micro = 0; micro < 2; micro++) {
+    float beta = -1;
+    zeropp_open_grad(m.z, 1);
+    if (micro == 0) zeropp_grad_into(m.z, q, 3, &beta); /* shards start with zeros */
+    zeropp_reduce(m.z, 1);
+    zeropp_zero_grad(m.z);
+    zeropp_open_grad(m.z, 1);
+    tensor_f32(zeropp_grad_into(m.z, up - 1, 1, &beta))[0] = 1;
+    assert_true(beta == 0);
+    Tensor both = zeropp_grad_into(m.z, up - 1, 2, &beta);
+    assert_true(beta == 1);
+    for (int64_t i = both.dim[0] / 2 * both.dim[1]; i < tensor_numel(both); i++)
+      assert_true(tensor_f32(both)[i] == 0);
+    zeropp_grad_into(m.z, q, 3, &beta);
+    assert_true(beta == 0);
+    zeropp_grad_into(m.z, q, 3, &beta);
+    assert_true(beta == 1);
+    zeropp_reduce(m.z, 1);
+  }
+  test_model_free(&m);
+}
+
+static void a_fresh_gradient_is_overwritten_once(void **state) {
+  (void)state;
+  for_each_grid(check_fresh);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(shards_are_what_the_layout_says),
     cmocka_unit_test(gather_returns_the_masters),
@@ -323,6 +355,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(new_weights_reach_the_next_gather),
     cmocka_unit_test(reduce_sums_ranks_and_micro_batches),
     cmocka_unit_test(a_gradient_may_stay_open),
+    cmocka_unit_test(a_fresh_gradient_is_overwritten_once),
     cmocka_unit_test(traffic_is_what_arithmetic_says),
     cmocka_unit_test(memory_stays_within_the_plan),
 };

@@ -136,11 +136,14 @@ static StepResult train_step(TestModel *m, int step, int micros, float bad) {
       for (int p = 0; p < TEST_PARAMS; p++) {
         if (test_shapes[p].unit != u) continue;
         const float *w = tensor_f32(zeropp_weight(m->z, p));
-        Tensor g = zeropp_grad(m->z, p);
-        for (int64_t i = 0; i < tensor_numel(g); i++)
-          tensor_f32(g)[i] +=
-              0.1f * w[i] +
-              0.01f * (float)((p + step * 7 + (int)i * 3 + m->grid->rank * 5 + b) % 13 - 6);
+        float beta = 1; /* half of them are overwritten, as by a GEMM */
+        Tensor g = p % 2 ? zeropp_grad_into(m->z, p, 1, &beta) : zeropp_grad(m->z, p);
+        check_true(beta == 0 || beta == 1);
+        for (int64_t i = 0; i < tensor_numel(g); i++) {
+          float add = 0.1f * w[i] +
+                      0.01f * (float)((p + step * 7 + (int)i * 3 + m->grid->rank * 5 + b) % 13 - 6);
+          tensor_f32(g)[i] = beta == 0 ? add : tensor_f32(g)[i] + add;
+        }
         if (p == 13) tensor_f32(g)[1400] += bad;
       }
       zeropp_reduce(m->z, u);

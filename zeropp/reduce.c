@@ -181,7 +181,7 @@ static void settle_shard(ZeroPP *z, Unit *u) {
   if (adds_in_shard(z)) {
     settle(z, u, grad_in_shard(z, u));
   } else if (u->shard_fresh) {
-    Tensor own = engine_part(z, STATE_GRAD, u->shard, u->owned);
+    Tensor own = engine_part(z, STATE_GRAD, u->shard, z->whole ? u->full_numel : u->owned);
     device_zero(z->device, own.data, tensor_bytes(own));
     u->shard_fresh = false;
   }
