@@ -10,6 +10,7 @@ static const struct {
     {"zeropp", bench_zeropp},
     {"train", bench_train},
     {"kernels", bench_kernels},
+    {"ppo", bench_ppo},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
@@ -26,7 +27,7 @@ static CliResult run_bench(const Args *a, Error *err) {
 
 const Command command_bench = {
     .name = "bench",
-    .operands = "zeropp|train|kernels",
+    .operands = "zeropp|train|kernels|ppo",
     .help =
         "rates of this machine, with random weights and tokens\n"
         "zeropp: what each part of ZeRO++ buys on this network: step time, tokens, traffic by "
@@ -35,6 +36,7 @@ const Command command_bench = {
         "train: time of a training step, tokens and model TFLOP/s, memory, and where the time "
         "goes.\n"
         "kernels: every kernel of a step: time, share of what bounds it, difference from the CPU.\n"
+        "ppo: an iteration of PPO with four models of one shape, phase by phase.\n"
         "Nothing is written.",
     .example = "mpirun -n 4 rlhf bench zeropp --ranks-per-node 2 --model runs/demo/actor",
     .more =
@@ -60,6 +62,11 @@ const Command command_bench = {
          {"--seqs", OPT_INT, "N", "sequences of a rank's micro-batch", 1, 1 << 20, .dflt = "8"},
          {"--length", OPT_INT, "N", "tokens of a sequence", 2, 1 << 20, .dflt = "2048"},
          {"--micro-batches", OPT_INT, "N", "micro-batches of a step", 1, 1 << 16, .dflt = "1"},
+         {"--prompts", OPT_INT, "N", "ppo: prompts of all ranks", 1, 1 << 20, .dflt = "64"},
+         {"--prompt-length", OPT_INT, "N", "ppo: tokens", 1, 1 << 20, .dflt = "256"},
+         {"--answer-length", OPT_INT, "N", "ppo: tokens", 1, 1 << 20, .dflt = "256"},
+         {"--micro-tokens", OPT_INT, "N", "ppo: tokens of a forward and backward", 1, 1 << 30,
+          .dflt = "16384"},
          {"--recompute", OPT_TEXT, "HOW", "train: none, selective or full", .dflt = "none"},
          {"--stage", OPT_INT, "N", "train: what is sharded, 0 to 3", 0, 3, .dflt = "3"},
          {"--gradients", OPT_TEXT, "NAME", "train: of the owners' sums, float32 or bfloat16",
