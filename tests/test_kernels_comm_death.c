@@ -8,7 +8,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "kernels/cpu/comm.h"
 #include "kernels/kernels.h"
+#include "tests/sim_device.h"
 #include "tests/test.h"
 
 static const double LIMIT = 0.6;
@@ -75,6 +77,83 @@ static void be_slow(Grid *g) {
   if (g->rank == 0) printf("patience\n");
 }
 
+/* ---- on a device: the host is not in MPI, and its watch must notice ---- */
+
+static Comm *dev_intra, *dev_inter;
+
+static void open_device(Grid *g, Sim *s) {
+  static int group;
+  *s = (Sim){.exchange_seconds = 1e-3};
+  comm_device_open(&s->base, &sim_ops, true);
+  dev_intra = comm_device_create(g->intra, "dev_intra", &group);
+  dev_inter = comm_device_create(g->inter, "dev_inter", &group);
+  comm_queue_start();
+}
+
+static CommTicket start_on_device(Comm *c) {
+  size_t two[2] = {2, 2};
+  static char x[4];
+  return comm_start_all_gather(c, x, x, two);
+}
+
+static void work_on_device(Grid *g, Sim *s) {
+  open_device(g, s);
+  for (int i = 0; i < 5; i++) comm_wait(start_on_device(dev_inter));
+  sleep_seconds(0.1);
+  comm_barrier(g->all);
+}
+
+/* Rank 3 does not come; of its node rank 2, and of its group rank 1, wait for it. Rank 0 waits for
+ * rank 2 first of all. */
+static void hang_on_device(Grid *g) {
+  static Sim s;
+  work_on_device(g, &s);
+  s.exchange_seconds = (double)INFINITY;
+  if (g->rank == CULPRIT) sleep_seconds(30);
+  if (g->rank > 0) sleep_seconds(0.5 * LIMIT);
+  comm_wait(start_on_device(g->rank == 2 ? dev_intra : dev_inter));
+  sleep_seconds(30); /* the host waits for its device */
+}
+
+/* The same when one waits in MPI for the one that hangs, and the other for that one by its GPU. */
+static void hang_in_mpi(Grid *g) {
+  static Sim s;
+  work_on_device(g, &s);
+  s.exchange_seconds = (double)INFINITY;
+  if (g->rank == CULPRIT) sleep_seconds(30);
+  if (g->rank == 2) sleep_seconds(0.5 * LIMIT);
+  if (g->rank == 2) comm_barrier(g->intra);
+  if (g->rank == 1) sleep_seconds(30);
+  comm_wait(start_on_device(dev_inter));
+  sleep_seconds(30);
+}
+
+static void break_down(Grid *g) {
+  static Sim s;
+  comm_set_timeout(0); /* noticed without one */
+  work_on_device(g, &s);
+  s.exchange_seconds = (double)INFINITY;
+  start_on_device(dev_intra);
+  sleep_seconds(0.1);
+  if (g->rank == CULPRIT) s.trouble = "the link is down";
+  sleep_seconds(30);
+}
+
+/* Compute takes longer than the limit, the collectives behind it do not. */
+static void compute_for_long(Grid *g) {
+  static Sim s;
+  work_on_device(g, &s);
+  sim_run(&s, STREAM_COMPUTE, 1.5 * LIMIT);
+  CommTicket t = start_on_device(dev_inter);
+  for (int i = 0; i < 20; i++) t = start_on_device(dev_intra);
+  comm_wait(t);
+  comm_device_close(&s.base);
+  comm_destroy(dev_intra);
+  comm_destroy(dev_inter);
+  comm_barrier(g->all);
+  if (g->rank == 0) printf("patience\n");
+}
+
 /* A test of which only one rank fails. */
 static void fail_alone(void **state) {
   (void)state;
@@ -106,6 +185,13 @@ static const Case cases[] = {
     /* A launcher that looks away, and whose own exit status then says nothing. */
     {"be_killed", be_killed, EITHER, "--enable-recovery", "nothing came from rank 3"},
     {"be_slow", be_slow, WELL, "", "patience"},
+    {"hang_on_device", hang_on_device, BADLY, "",
+     "all-gather over group 'dev_inter' (ticket 6, 2 bytes to receive): not done after 0.6 s; "
+     "waits for rank 2 (which waits for rank 3)"},
+    {"hang_in_mpi", hang_in_mpi, BADLY, "", "waits for rank 2 (which waits for rank 3)"},
+    {"break_down", break_down, BADLY, "",
+     "all-gather over group 'dev_intra' (ticket 6, 2 bytes to receive): the link is down"},
+    {"compute_for_long", compute_for_long, WELL, "", "patience"},
     {"fail_alone", silent, BADLY, "", "tests/test_kernels_comm_death.c:"},
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
