@@ -44,10 +44,11 @@ static void check_product(Twins *t, GemmKind kind, Types ty, const int64_t *mnk,
 }
 
 static const int64_t shapes[][3] = {
-    {1, 1, 1},     {1, 7, 3},       {3, 1, 2},       {5, 3, 1},
-    {17, 33, 65},  {64, 64, 64},    {127, 129, 131}, {5, 1000, 64},
-    {300, 2, 257}, {256, 384, 512}, {1, 4096, 512},  {64, 1001, 333},
-    {2, 96, 1024}, {33, 2048, 256}, {1000, 72, 40},  {8, 8, 4096},
+    {1, 1, 1},       {1, 7, 3},       {3, 1, 2},        {5, 3, 1},       {17, 33, 65},
+    {64, 64, 64},    {127, 129, 131}, {5, 1000, 64},    {300, 2, 257},   {256, 384, 512},
+    {1, 4096, 512},  {64, 1001, 333}, {2, 96, 1024},    {33, 2048, 256}, {1000, 72, 40},
+    {8, 8, 4096},    {13, 77, 520},   {31, 2051, 2056}, {7, 1, 4096},    {24, 40, 8},
+    {16, 333, 1000},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -168,6 +169,29 @@ static void same_bits_twice(void **state) {
   twin_done();
 }
 
+/* Few rows, as decoding has them: a row's result does not depend on the rows beside it. */
+static void rows_do_not_depend_on_each_other(void **state) {
+  (void)state;
+  Twins *t = twins();
+  enum { M = 32, N = 1030, K = 2056 };
+  Pair x = twin_random(DT_BF16, 1, 1, 2, M, K), w = twin_random(DT_BF16, 2, 1, 2, N, K);
+  Pair whole = twin_unwritten(DT_F32, 2, M, N);
+  t->gpu_ops->gemm(t->gpu, GEMM_NT, 1, x.gpu, w.gpu, 0, whole.gpu);
+  float *want = twin_back(whole);
+  for (int64_t m = 1; m <= M; m++) {
+    int64_t first = M - m;
+    Pair some = twin_view(x, first * K, 2, (const int64_t[]){m, K});
+    Pair y = twin_unwritten(DT_F32, 2, m, N);
+    t->gpu_ops->gemm(t->gpu, GEMM_NT, 1, some.gpu, w.gpu, 0, y.gpu);
+    float *got = twin_back(y);
+    twin_check("the same bits in other company",
+               memcmp(got, want + first * N, (size_t)(m * N) * sizeof *got) == 0);
+    free(got);
+  }
+  free(want);
+  twin_done();
+}
+
 /* ---- speed ---- */
 
 /* Numbers of a normal distribution, a million of them over and over: the GPU's power, and with it
@@ -251,9 +275,9 @@ static void speed_of_training(void **state) {
 static void speed_of_decoding(void **state) {
   (void)state;
   Twins *t = twins();
-  const int64_t rows[] = {1, 8, 16, 64, 256};
+  const int64_t rows[] = {1, 8, 16, 32, 64, 256};
   time_product(t, GEMM_NT, types[1], 0, 16, 16, 16, true); /* what a launch costs */
-  for (int r = 0; r < 5; r++) {
+  for (int r = 0; r < 6; r++) {
     for (int i = 0; i < 4; i++)
       time_product(t, GEMM_NT, types[1], 0, rows[r], llama_1b[i][0], llama_1b[i][1], true);
     time_product(t, GEMM_NT, types[2], 0, rows[r], 32000, 2048, true);
@@ -265,7 +289,7 @@ static void speed_of_decoding(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(products_agree),    cmocka_unit_test(any_address_will_do),
     cmocka_unit_test(sizes_of_zero),     cmocka_unit_test(bias_comes_with_the_product),
-    cmocka_unit_test(same_bits_twice),   cmocka_unit_test(speed_of_training),
-    cmocka_unit_test(speed_of_decoding),
+    cmocka_unit_test(same_bits_twice),   cmocka_unit_test(rows_do_not_depend_on_each_other),
+    cmocka_unit_test(speed_of_training), cmocka_unit_test(speed_of_decoding),
 };
 TEST_MAIN(tests)

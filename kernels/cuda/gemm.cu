@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/cuda/gemm_plan.h"
+#include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/ops.h"
 
 /* Tuning costs about 30 runs. */
@@ -188,6 +189,7 @@ void gemm_run(Device *d, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, co
 /* C = alpha op(A) op(B) + beta C, + bias in every row where there is one. False: not with a bias.
  */
 static bool multiply(Device *d, GemmKind kind, GemmCall x) {
+  if (gemm_rows(d, kind, &x)) return true;
   CudaGemm *g = cuda_of(d)->gemm;
   GemmKey key = key_of(kind, x.a, x.b, x.c, x.bias);
   GemmPlan *p = plan_of(g, &key);
