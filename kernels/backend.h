@@ -37,5 +37,7 @@ Device *cuda_device_open(int threads, Error *err);
 
 /* CPU threads of this rank: what was asked for, OMP_NUM_THREADS, or the cores / ranks on them. */
 int cpu_choose_threads(int asked);
+/* memcpy by several threads. */
+void host_copy(int threads, void *dst, const void *src, size_t bytes);
 
 #endif

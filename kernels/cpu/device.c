@@ -81,11 +81,15 @@ static void cpu_zero(Device *d, void *p, size_t bytes) {
   memset(p, 0, bytes);
 }
 
-static void cpu_copy(Device *d, void *dst, const void *src, size_t bytes) {
+void host_copy(int threads, void *dst, const void *src, size_t bytes) {
   enum { PIECE = 1 << 16 };
-#pragma omp parallel for num_threads(d->threads) schedule(static) if (bytes > 4 * PIECE)
+#pragma omp parallel for num_threads(threads) schedule(static) if (bytes > 4 * PIECE)
   for (size_t i = 0; i < bytes; i += PIECE)
     memcpy((char *)dst + i, (const char *)src + i, bytes - i < PIECE ? bytes - i : PIECE);
+}
+
+static void cpu_copy(Device *d, void *dst, const void *src, size_t bytes) {
+  host_copy(d->threads, dst, src, bytes);
 }
 
 static void cpu_sync(Device *d) { (void)d; }

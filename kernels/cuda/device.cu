@@ -229,11 +229,11 @@ Device *cuda_device_open(int threads, Error *err) {
   size_t available = 0, whole = 0;
   CUDA_CHECK(cudaMemGetInfo(&available, &whole));
   make_streams(c);
-  c->staging = staging_create();
+  c->base.threads = cpu_choose_threads(threads);
+  c->staging = staging_create(c->base.threads);
   c->blocks = static_cast<CudaBlocks *>(mem_zalloc(1, sizeof *c->blocks));
   c->base.kind = DEVICE_CUDA;
   c->base.backend = &cuda_backend;
-  c->base.threads = cpu_choose_threads(threads);
   c->base.total_memory = available / static_cast<size_t>(c->sharing);
   describe(c, &p);
   cuda_scratch(&c->base, GEMM_WORKSPACE); /* now, so that no product waits for memory later */

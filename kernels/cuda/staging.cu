@@ -4,7 +4,6 @@
 #include "kernels/cuda/staging.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { SLOTS = 16, DOWN = 2, ALIGN = 64 };
 static const size_t SLOT_BYTES = 2u << 20;
@@ -20,10 +19,12 @@ struct CudaStaging {
   char *pinned;
   Slot up[SLOTS], down[DOWN];
   int turn; /* of up: the slot being filled */
+  int threads;
 };
 
-CudaStaging *staging_create(void) {
+CudaStaging *staging_create(int threads) {
   CudaStaging *s = static_cast<CudaStaging *>(mem_zalloc(1, sizeof *s));
+  s->threads = threads;
   void *pinned = nullptr;
   CUDA_CHECK(cudaHostAlloc(&pinned, SLOT_BYTES * (SLOTS + DOWN), cudaHostAllocDefault));
   s->pinned = static_cast<char *>(pinned);
@@ -64,7 +65,7 @@ void staging_upload(CudaStaging *s, cudaStream_t stream, void *dst, const void *
     n = bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES;
     Slot *slot = slot_for(s, stream, n);
     char *from = slot->data + slot->used;
-    memcpy(from, static_cast<const char *>(src) + at, n);
+    host_copy(s->threads, from, static_cast<const char *>(src) + at, n);
     CUDA_CHECK(
         cudaMemcpyAsync(static_cast<char *>(dst) + at, from, n, cudaMemcpyHostToDevice, stream));
     slot->used = (slot->used + n + ALIGN - 1) / ALIGN * ALIGN;
@@ -89,6 +90,6 @@ void staging_download(CudaStaging *s, cudaStream_t stream, void *dst, const void
     next = at + piece_at(at, bytes);
     if (next < bytes) start_down(&s->down[1 - turn], stream, src, next, bytes);
     CUDA_CHECK(cudaEventSynchronize(s->down[turn].done));
-    memcpy(static_cast<char *>(dst) + at, s->down[turn].data, next - at);
+    host_copy(s->threads, static_cast<char *>(dst) + at, s->down[turn].data, next - at);
   }
 }

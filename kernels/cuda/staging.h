@@ -5,7 +5,7 @@
 #include "kernels/cuda/cuda.h"
 
 struct CudaStaging;
-CudaStaging *staging_create(void);
+CudaStaging *staging_create(int threads); /* that copy */
 void staging_free(CudaStaging *s);
 
 /* Queued on the stream; src is free at return. Waits only when all of the ring is under way. */
