@@ -11,17 +11,19 @@ template <class T, int V>
 __global__ void __launch_bounds__(BIAS_THREADS)
     bias_add_kernel(int64_t accesses, int64_t per_row, T *x, const T *b) {
   int64_t first = static_cast<int64_t>(blockIdx.x) * BIAS_UNROLL * BIAS_THREADS + threadIdx.x;
-  Raw<T, V> raw[BIAS_UNROLL];
+  Raw<T, V> rx[BIAS_UNROLL], rb[BIAS_UNROLL];
 #pragma unroll
   for (int u = 0; u < BIAS_UNROLL; u++) {
     int64_t i = first + u * BIAS_THREADS;
-    if (i < accesses) raw[u] = raw_load<T, V>(x + i * V);
+    if (i >= accesses) continue;
+    rx[u] = raw_load<T, V>(x + i * V);
+    rb[u] = raw_load<T, V>(b + i % per_row * V);
   }
 #pragma unroll
   for (int u = 0; u < BIAS_UNROLL; u++) {
     int64_t i = first + u * BIAS_THREADS;
     if (i >= accesses) return;
-    Floats<V> xf = floats_of<T, V>(raw[u]), bf = floats_load<T, V>(b + i % per_row * V);
+    Floats<V> xf = floats_of<T, V>(rx[u]), bf = floats_of<T, V>(rb[u]);
 #pragma unroll
     for (int k = 0; k < V; k++) xf.v[k] += bf.v[k];
     floats_store<T, V>(x + i * V, xf);

@@ -84,11 +84,15 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_fwd_kernel(NormFwd<T> 
     if constexpr (LAYER) a.mean[row] = mean;
   }
   if (!a.y) return;
+  Raw<T, V> b[PACKS] = {};
+#pragma unroll
+  for (int p = 0; p < PACKS; p++)
+    if (LAYER && first + p * stride < a.c) b[p] = raw_load<T, V>(a.b + first + p * stride);
 #pragma unroll
   for (int p = 0; p < PACKS; p++) {
     if (first + p * stride >= a.c) continue;
     Floats<V> xf = floats_of<T, V>(x[p]), wf = floats_of<T, V>(w[p]), bf = {};
-    if constexpr (LAYER) bf = floats_load<T, V>(a.b + first + p * stride);
+    if constexpr (LAYER) bf = floats_of<T, V>(b[p]);
 #pragma unroll
     for (int k = 0; k < V; k++) xf.v[k] = (xf.v[k] - mean) * rstd * wf.v[k] + bf.v[k];
     floats_store<T, V>(a.y + row * a.c + first + p * stride, xf);

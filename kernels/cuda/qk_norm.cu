@@ -40,12 +40,16 @@ __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_kernel(QkNorm<T> a) {
   const int at = (static_cast<int>(threadIdx.x) - group * a.lanes) * V;
   const int64_t all = a.n * a.heads();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * groups * QK_UNROLL + group;
-  Raw<T, V> x[QK_UNROLL];
+  Raw<T, V> x[QK_UNROLL], wq = {}, wk = {};
 #pragma unroll
   for (int u = 0; u < QK_UNROLL; u++) {
     const int64_t head = first + u * groups;
     x[u] = {};
     if (head < all && at < a.dim) x[u] = raw_load<T, V>(a.raw + head * a.dim + at);
+  }
+  if (at < a.dim) {
+    wq = raw_load<T, V>(a.wq + at);
+    wk = raw_load<T, V>(a.wk + at);
   }
 #pragma unroll
   for (int u = 0; u < QK_UNROLL; u++) {
@@ -55,8 +59,7 @@ __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_kernel(QkNorm<T> a) {
     if (h < a.normed()) {
       float rstd = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
       if (at == 0 && a.rstd) a.rstd[row * a.normed() + h] = rstd;
-      Floats<V> xf = floats_of<T, V>(x[u]);
-      Floats<V> w = floats_load<T, V>((h < a.q_heads ? a.wq : a.wk) + at);
+      Floats<V> xf = floats_of<T, V>(x[u]), w = floats_of<T, V>(h < a.q_heads ? wq : wk);
 #pragma unroll
       for (int k = 0; k < V; k++) xf.v[k] = xf.v[k] * rstd * w.v[k];
       x[u] = raw_of<T, V>(xf);

@@ -42,9 +42,25 @@ template <class T, int V>
 __device__ inline Raw<T, V> raw_load(const T *p) {
   return *reinterpret_cast<const Raw<T, V> *>(p);
 }
+/* One store each: the compiler cuts an assignment of a struct into words and does not always put
+ * them together again. */
+__device__ inline void word_store(uint4 *p, uint4 w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+               : "memory");
+}
+__device__ inline void word_store(uint2 *p, uint2 w) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+               :
+               : "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y)
+               : "memory");
+}
+__device__ inline void word_store(unsigned *p, unsigned w) { *p = w; }
+__device__ inline void word_store(unsigned short *p, unsigned short w) { *p = w; }
 template <class T, int V>
 __device__ inline void raw_store(T *p, const Raw<T, V> &r) {
-  *reinterpret_cast<Raw<T, V> *>(p) = r;
+  word_store(reinterpret_cast<Raw<T, V> *>(p), r);
 }
 
 /* A BF16 is the upper half of a float. */
