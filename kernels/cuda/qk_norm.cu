@@ -59,9 +59,10 @@ __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_kernel(QkNorm<T> a) {
     if (h < a.normed()) {
       float rstd = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
       if (at == 0 && a.rstd) a.rstd[row * a.normed() + h] = rstd;
-      Floats<V> xf = floats_of<T, V>(x[u]), w = floats_of<T, V>(h < a.q_heads ? wq : wk);
+      Floats<V> xf = floats_of<T, V>(x[u]);
+      const Floats<V> q = floats_of<T, V>(wq), k = floats_of<T, V>(wk);
 #pragma unroll
-      for (int k = 0; k < V; k++) xf.v[k] = xf.v[k] * rstd * w.v[k];
+      for (int e = 0; e < V; e++) xf.v[e] *= rstd * (h < a.q_heads ? q.v[e] : k.v[e]);
       x[u] = raw_of<T, V>(xf);
     }
     raw_store<T, V>(a.out + head * a.dim + at, x[u]);
