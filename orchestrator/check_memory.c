@@ -91,7 +91,7 @@ static int check_batch(const Session *s, StageKind kind, const PlannedStage *p, 
 int check_run_memory(Session *s, Error *err) {
   const Recipe *r = s->recipe;
   PlannedStage plan[STAGE_PPO + 1];
-  uint64_t limit = device_total_memory(s->device);
+  uint64_t limit = memory_limit(s->device);
   int n = 0;
   for (int i = 0; i < r->n_stages; i++) {
     PlannedStage *p = &plan[i];

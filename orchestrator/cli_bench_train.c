@@ -135,7 +135,7 @@ static int run_mode(const TrainPlan *p, const BenchMode *mode, TrainTimes *out, 
   fix_mode(p, &o.zero);
   if (zeropp_check(&o.zero, device_kind(d), p->rig.grid->world, err)) return -1;
   PlannedStage plan = plan_of(p, &o.zero);
-  if (check_memory(&plan, device_total_memory(d), err)) return -1;
+  if (check_memory(&plan, memory_limit(d), err)) return -1;
   device_reset_peak(d);
   if (o.zero.prefetch) comm_queue_start();
   Arena *arena = arena_create(d, bench_take, bench_give);
@@ -281,7 +281,7 @@ static CliResult read_args(TrainPlan *p, const Args *a, Error *err) {
   p->given.prefetch = (int)args_int(a, "--prefetch");
   p->json = args_given(a, "--json");
   if (one_of(a, "--gradients", "float32", "bfloat16", &half_gradients, err) ||
-      one_of(a, "--offload", "none", "optimizer", &p->given.offload, err) ||
+      one_of(a, "--offload", "off", "optimizer", &p->given.offload, err) ||
       read_recompute(a, &p->recompute, err) || read_modes(p, a, err))
     return CLI_USAGE;
   p->given.gradients = half_gradients ? DT_BF16 : DT_F32;

@@ -11,6 +11,11 @@ static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+uint64_t memory_limit(const Device *d) {
+  uint64_t all = device_total_memory(d);
+  return device_kind(d) == DEVICE_CPU ? all : all - all / 32;
+}
+
 /* ---- what stays ---- */
 
 static void add_model(const PlannedStage *s, const PlannedModel *m, MemoryNeed *need) {

@@ -38,6 +38,9 @@ typedef struct MemoryNeed { /* bytes, one rank */
   uint64_t total;
 } MemoryNeed;
 
+/* What a plan may use of the device: kernels have scratch of their own, which on a GPU is a few
+ * hundred MiB and no plan counts. */
+uint64_t memory_limit(const Device *d);
 MemoryNeed memory_need(const PlannedStage *s);
 /* Tokens of KV cache that `rollout_rows` sequences of the longest length fill. */
 int64_t memory_kv_tokens(const PlannedStage *s);

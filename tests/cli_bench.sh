@@ -24,6 +24,25 @@ refuses 1 'tiny.json' bench zeropp --model "$PWD/tiny.json/x"
 run bench --help
 ok "help names the modes and gives an example" eval "grep -q 'all-ef' out && grep -q 'mpirun' out"
 
+# The other benchmarks: they run, and their figures hang together.
+refuses 2 'expected none, selective or full' bench train --recompute some
+refuses 2 'expected one of them' bench train --stage 1 --modes all
+refuses 1 'takes at most 64 positions' bench train --model tiny.json --length 65
+refuses 1 'bfloat16 on the CPU' bench train --model tiny.json --length 64 --device cpu --precision bfloat16
+for how in none selective full; do
+  run bench train --model tiny.json --seqs 2 --length 32 --steps 2 --device cpu --recompute $how --json
+  cp out json
+  eval "loss_$how=$(grep -oE '"loss":[^,}]*' json | cut -d: -f2) peak_$how=$(grep -oE '"peak_bytes":[0-9]*' json | cut -d: -f2)"
+done
+ok "recomputation changes no bit of the loss" test -n "$loss_none" -a "$loss_none $loss_none" = "$loss_selective $loss_full"
+ok "and saves memory: $peak_none, $peak_selective, $peak_full" holds "$peak_none > $peak_selective && $peak_selective > $peak_full"
+mpi 2 bench train --model tiny.json --seqs 2 --length 32 --steps 2 --device cpu --modes zero3,all --ranks-per-node 1
+ok "two modes on two nodes" test "$rc" = 0 -a "$(grep -cE '^(zero3|all) ' out)" = 2
+run bench kernels --model tiny.json --seqs 2 --length 32 --device cpu
+ok "kernels against the CPU's: themselves" test "$rc" = 0 -a "$(grep -c ' 0.0e+00$' out)" -gt 25 -a "$(grep -cE '(nan|inf|e-[0-9]+|e\+0[1-9])$' out)" = 0
+run bench ppo --model tiny.json --prompts 3 --prompt-length 9 --answer-length 7 --steps 1 --device cpu
+ok "an iteration of PPO, phase by phase" eval "grep -q '^critic update ' out && grep -q '^iteration ' out"
+
 bench 4 --ranks-per-node 2
 ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef) ' out)" = 6
 bench 4 --ranks-per-node 2 --json

@@ -106,3 +106,13 @@ mkdir half && cp "$model"/*.json half && head -c 5000 "$model/model.safetensors"
 refuses 1 'half/model.safetensors' score --model half --tokens many
 "$rlhf" score --model "$model" --tokens many >/dev/full 2>err
 is "a full disk" "$? $(cat err)" "1 rlhf: standard output: No space left on device"
+
+# Devices: what is not there, or not meant, is refused by name.
+refuses 2 'found "gpu"; expected auto, cpu or cuda' score --model "$model" --tokens many --device gpu
+refuses 2 'found "fp16"; expected auto, float32 or bfloat16' score --model "$model" --tokens many --precision fp16
+refuses 1 'bfloat16 on the CPU' score --model "$model" --tokens many --device cpu --precision bfloat16
+run score --model "$model" --tokens many --device cpu --precision float32
+cp out explicit
+run score --model "$model" --tokens many --device cpu
+is "float32 is the CPU's precision" "$(cat explicit)" "$(cat out)"
+refuses 1 'device cuda: ' score --model "$model" --tokens many --device cuda

@@ -14,6 +14,7 @@ cd "$tmp" || exit 1
 number=0
 rc=0
 export OMP_NUM_THREADS=1 # the models are tiny, and other tests may run beside
+export CUDA_VISIBLE_DEVICES= # device auto: the CPU, everywhere; GPUs have tests of their own
 
 run() {
   "$rlhf" "$@" >out 2>err

@@ -332,6 +332,35 @@ static void sampled_is_scored(void **state) {
   done();
 }
 
+/* ---- memory ---- */
+
+/* What a pass takes of the arena is what the plan says, or little less: a pass's longest moment. */
+static void activations_as_planned(void **state) {
+  (void)state;
+  need_gpu();
+  for (int kind = 0; kind < 12; kind++) {
+    PassPlan p = {.device = DEVICE_CUDA,
+                  .compute = kind % 2 ? DT_BF16 : DT_F32,
+                  .train = kind < 6,
+                  .recompute = (Recompute)(kind / 2 % 3)};
+    ModelConfig c = wide_config();
+    TestBatch b = case_batch(N_FAMILY_CASES, &c);
+    Model *m = make(&two.gpu, &c, HEAD_LM, p.compute, p.recompute);
+    zeropp_zero_grad(model_zero(m));
+    arena_reset_peak(two.gpu.arena);
+    if (p.train)
+      train_batch(m, &b, 0);
+    else
+      eval_batch(m, &b, 0);
+    double used = (double)arena_peak(two.gpu.arena);
+    double plan = (double)model_activation_bytes(&c, HEAD_LM, b.n_tokens, p);
+    check(used <= plan && used > 0.9 * plan, "arena over plan", p.train ? "training" : "inference",
+          used / plan, 1);
+    model_free(m);
+  }
+  done();
+}
+
 /* ---- files ---- */
 
 static void files_go_round(void **state) {
@@ -371,6 +400,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(steps_agree),
     cmocka_unit_test(greedy_is_identical),
     cmocka_unit_test(sampled_is_scored),
+    cmocka_unit_test(activations_as_planned),
     cmocka_unit_test(files_go_round),
 };
 TEST_MAIN(tests)
