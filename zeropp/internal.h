@@ -123,6 +123,7 @@ struct ZeroPP {
   bool alias_grad; /* a full gradient is the shard itself */
   bool one_hop;    /* sums of a node are the owners' */
   bool keeps_rounded;
+  int flights; /* reductions that hold buffers at a time */
   ParamSpec *specs;
   ParamPlace *place;
   int n_params;

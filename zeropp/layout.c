@@ -98,7 +98,7 @@ static int64_t place_shard(ZeroPP *z, Unit *u, int64_t at) {
 static void place_slots(const ZeroPP *z, Unit *u) {
   const Grid *g = z->grid;
   int64_t dense = 0;
-  u->slots = mem_zalloc((size_t)(g->world * u->count), sizeof *u->slots);
+  u->slots = mem_zalloc((size_t)g->world * (size_t)u->count, sizeof *u->slots);
   for (int i = 0; i < g->world * u->count; i++) {
     const ParamSpec *p = &z->specs[u->first + i % u->count];
     int piece = i / u->count;
@@ -205,6 +205,8 @@ void layout_build(ZeroPP *z) {
   z->keeps_rounded = z->alias_full && c->compute == DT_BF16;
   if (c->offload && c->trainable && !z->alias_full && !c->qwz && c->wire == WIRE_BF16)
     z->keeps_rounded = true;
+  /* Two: a message is written while the last one travels. A GPU writes it in no time. */
+  z->flights = c->compute == DT_BF16 ? 1 : 2;
   z->n_units = z->n_params ? z->specs[z->n_params - 1].unit + 1 : 0;
   z->units = mem_zalloc((size_t)z->n_units, sizeof *z->units);
   z->place = mem_zalloc((size_t)z->n_params, sizeof *z->place);

@@ -62,7 +62,7 @@ uint64_t memory_working_bytes(const ZeroPP *z) {
   if (z->grid->world == 1 && z->alias_full) travel = 0;
   if (c->trainable && !z->alias_grad) {
     if (c->stage > 0) bytes += full_bytes(z, DT_F32, c->stage < 2);
-    travel += 2 * reduce_bytes(z); /* IN_FLIGHT of reduce.c */
+    travel += (uint64_t)z->flights * reduce_bytes(z);
   }
   return bytes + travel;
 }

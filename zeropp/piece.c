@@ -34,7 +34,7 @@ typedef struct Parts {
 
 static Parts parts_of(Pieces pieces) {
   const Unit *u = pieces.unit;
-  size_t most = (size_t)(pieces.n * u->count);
+  size_t most = (size_t)pieces.n * (size_t)u->count;
   Parts parts = {mem_zalloc(most, sizeof(WirePart)), mem_alloc(most, sizeof(int)), 0};
   for (int s = pieces.first * u->count; s < (pieces.first + pieces.n) * u->count; s++) {
     if (u->slots[s].span.count == 0) continue;

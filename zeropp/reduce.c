@@ -19,8 +19,6 @@
 
 #include "zeropp/internal.h"
 
-enum { IN_FLIGHT = 2 /* reductions that hold buffers at a time */ };
-
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* ---- the queued work of both hops ---- */
@@ -129,7 +127,7 @@ static void finish(ZeroPP *z, Unit *u) {
 /* Backward goes from the last unit to the first, so the oldest in flight is the last. */
 static void make_room(ZeroPP *z, Unit *u) {
   finish(z, u);
-  for (int i = z->n_units - 1; i >= 0 && z->reduces >= IN_FLIGHT; i--) finish(z, &z->units[i]);
+  for (int i = z->n_units - 1; i >= 0 && z->reduces >= z->flights; i--) finish(z, &z->units[i]);
 }
 
 /* Whether a start runs behind compute at all: otherwise its buffers are given back at once. */

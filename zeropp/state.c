@@ -102,8 +102,8 @@ void zeropp_init_param(ZeroPP *z, int p, uint64_t seed) {
   int64_t start, count;
   float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
   uint64_t stream = rng_hash(s->name);
-  int threads = device_threads(z->device);
-#pragma omp parallel for num_threads(threads) schedule(static) if (count > PARALLEL_MIN)
+#pragma omp parallel for num_threads(device_threads(z->device)) \
+    schedule(static) if (count > PARALLEL_MIN)
   for (int64_t i = 0; i < count; i++) {
     if (s->init == INIT_NORMAL)
       w[i] = s->init_std * rng_normal(seed, stream, (uint64_t)(start + i));
