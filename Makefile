@@ -62,7 +62,7 @@ CUDALIBS = $(if $(filter 1,$(CUDA)),$(CUDA_LIB) -ldl -lrt -lpthread)
 FOLDERS = orchestrator actor critic reward generation model zeropp kernels core
 sources = $(filter-out orchestrator/main.c,$(wildcard $(1)/*.c $(1)/*.cc $(if $(filter kernels,$(1)),kernels/cpu/*.c $(CUDA_SOURCES))))
 CUDA_SOURCES = $(if $(filter 1,$(CUDA)),kernels/cuda/*.cu,kernels/cuda/none.c)
-objects = $(patsubst %,$(BUILD)/%.o,$(filter-out %.cu,$(call sources,$(1)))) $(if $(filter %.cu,$(call sources,$(1))),$(BUILD)/kernels/cuda.o)
+objects = $(patsubst %,$(BUILD)/%.o,$(call sources,$(1)))
 LIBS    = $(patsubst %,$(BUILD)/lib%.a,$(FOLDERS))
 
 TESTS   = $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
@@ -81,9 +81,6 @@ $(BUILD)/lib$(1).a: $(call objects,$(1)) $(BUILD)/config
 	@rm -f $$@ && ar rcs $$@ $$(filter %.o,$$^)
 endef
 $(foreach f,$(FOLDERS),$(eval $(call folder,$(f))))
-# One object of all, so that an op that is not there is NULL in the table.
-$(BUILD)/kernels/cuda.o: $(patsubst %,$(BUILD)/%.o,$(wildcard kernels/cuda/*.cu))
-	ld -r -o $@ $^
 # Changes when what is built with CUDA does, so that one build folder serves both.
 $(BUILD)/config: FORCE
 	@mkdir -p $(@D)
