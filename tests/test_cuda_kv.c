@@ -182,46 +182,53 @@ static void time_write(void *arg) {
   write_gpu(&twin_state, &l->x);
 }
 
+/* Pages of random numbers: a few million of them, again and again. */
+static Tensor random_pages(DType type, int64_t n_pages, int64_t page, const AttnShape *s,
+                           const Pair *block) {
+  Tensor t = {NULL, type, 4, {n_pages, page, s->n_kv_heads, s->head_dim}};
+  size_t bytes = tensor_bytes(t), step = tensor_bytes(block->gpu);
+  t.data = device_alloc(twin_state.gpu, bytes);
+  for (size_t at = 0; at < bytes; at += step)
+    device_copy(twin_state.gpu, (char *)t.data + at, block->gpu.data,
+                bytes - at < step ? bytes - at : step);
+  return t;
+}
+
+/* len tokens in each sequence, in tables with room for more. */
 static void time_shape(const char *name, DType type, int batch, int32_t len, int32_t room,
                        AttnShape s, int layers) {
-  enum { PAGE = 16 };
-  Device *d = twin_state.gpu;
+  enum { PAGE = 16, ROWS = 8192 };
   int64_t width = (room + PAGE - 1) / PAGE, n_pages = batch * width, rows = (int64_t)batch * len;
   int64_t hd = (int64_t)s.n_heads * s.head_dim, q = hd + 2L * s.n_kv_heads * s.head_dim;
+  int64_t written = rows < ROWS ? rows : ROWS;
   int32_t *table = mem_alloc((size_t)n_pages, sizeof *table);
-  int32_t *slots = mem_alloc((size_t)rows, sizeof *slots), *lens = mem_alloc((size_t)batch, 4);
+  int32_t *slots = mem_alloc((size_t)written, sizeof *slots), *lens = mem_alloc((size_t)batch, 4);
   rng_permute(5, 1, table, (int32_t)n_pages);
-  for (int b = 0; b < batch; b++) {
-    lens[b] = len;
-    for (int32_t t = 0; t < len; t++)
-      slots[(int64_t)b * len + t] = table[b * width + t / PAGE] * PAGE + t % PAGE;
-  }
+  for (int64_t i = 0; i < written; i++)
+    slots[i] = table[i / len * width + i % len / PAGE] * PAGE + (int32_t)(i % len % PAGE);
+  for (int b = 0; b < batch; b++) lens[b] = len;
   Case c = {.n_seqs = batch, .s = s};
-  Layers l = {.x = {.c = &c, .n = rows, .q = q, .hd = hd, .width = width}, .n = layers};
-  l.x.slots = twin_ints(slots, rows);
+  Layers l = {.x = {.c = &c, .n = written, .q = q, .hd = hd, .width = width}, .n = layers};
+  l.x.slots = twin_ints(slots, written);
   l.x.table = as_2d(twin_ints(table, n_pages), batch, width);
   l.x.len = twin_ints(lens, batch);
-  l.x.rows = twin_random(type, 1, 1, 2, rows, q);
+  l.x.rows = twin_filled(type, 0.5F, 2, written, q);
   l.x.query = twin_random(type, 2, 1, 2, batch, q);
   l.x.out = twin_unwritten(type, 2, batch, hd);
-  size_t bytes = (size_t)(n_pages * PAGE * s.n_kv_heads * s.head_dim) * dtype_size(type);
+  Pair block = twin_random(type, 1, 1, 1, 1 << 20);
   for (int i = 0; i < layers; i++) {
-    Tensor pages = {device_alloc(d, bytes), type, 4, {n_pages, PAGE, s.n_kv_heads, s.head_dim}};
-    l.k[i] = pages;
-    pages.data = device_alloc(d, bytes);
-    l.v[i] = pages;
-    time_write(&l);
+    l.k[i] = random_pages(type, n_pages, PAGE, &s, &block);
+    l.v[i] = random_pages(type, n_pages, PAGE, &s, &block);
   }
-  for (int i = 0; i < layers; i++) time_write(&l); /* every layer */
-  double row = 2.0 * s.n_kv_heads * s.head_dim * (double)dtype_size(type), all = row * (double)rows;
+  double row = 2.0 * s.n_kv_heads * s.head_dim * (double)dtype_size(type);
   char line[128];
-  snprintf(line, sizeof line, "kv_write %s", name);
-  twin_time(line, time_write, &l, 2 * all, 0);
   snprintf(line, sizeof line, "decode %s", name);
-  twin_time(line, time_decode, &l, all, 0);
+  twin_time(line, time_decode, &l, row * (double)rows, 0);
+  snprintf(line, sizeof line, "kv_write %s, %d rows", name, (int)written);
+  twin_time(line, time_write, &l, 2 * row * (double)written, 0);
   for (int i = 0; i < layers; i++) {
-    device_free(d, l.k[i].data);
-    device_free(d, l.v[i].data);
+    device_free(twin_state.gpu, l.k[i].data);
+    device_free(twin_state.gpu, l.v[i].data);
   }
   free(table);
   free(slots);
