@@ -49,8 +49,9 @@ __device__ inline float arrives(float x) {
 
 template <WireKind FROM, WireKind TO>
 __device__ inline void one_element(const QuantJob &job, const QuantPart &p, int64_t i) {
-  float x = job.add ? one_load<TO>(p.to_payload, i) : -0.0f;
-  for (int r = 0; r < p.n; r++) x = __fadd_rn(x, one_load<FROM>(p.from_payload + r * p.stride, i));
+  float x = job.add ? one_load<TO>(p.to_payload, i) : one_load<FROM>(p.from_payload, i);
+  for (int r = job.add ? 0 : 1; r < p.n; r++)
+    x = __fadd_rn(x, one_load<FROM>(p.from_payload + r * p.stride, i));
   if (p.error) {
     float e = float_of_bf16(p.error[i]);
     x = __fadd_rn(x, e);
