@@ -23,8 +23,9 @@ done
 is "MPI only in kernels" "$(grep -rlE '\bMPI_[A-Z]|mpi\.h' --include='*.[ch]' core zeropp model generation actor critic reward orchestrator)" ""
 is "MPI data calls only in kernels/cpu" "$(grep -rlE 'MPI_(Isend|Irecv|Alltoall|Reduce_scatter)' --include='*.c' --include='*.cu' kernels | grep -v '^kernels/cpu/')" ""
 is "GEMM libraries only in kernels/cpu" "$(grep -rlE 'cblas|dnnl' --include='*.[ch]' --include='*.cu' . | grep -v '^./kernels/cpu/\|^./bench/\|^./build')" ""
-is "CUDA only in kernels/cuda" "$(grep -rlE '#include [<"](cuda|cublas|cudnn|nccl|curand|nvml|kernels/cuda)|\b(cuda[A-Z]|cublas|cudnn|nccl)[A-Za-z]*\(' \
+is "CUDA only in kernels/cuda" "$(grep -rlE '#include [<"](cuda|cublas|cudnn|nccl|nvml)|\b(cuda[A-Z]|cublas|cudnn|nccl)[A-Za-z]*\(' \
   --include='*.[ch]' --include='*.cc' --include='*.cu' core kernels zeropp model generation actor critic reward orchestrator tests bench | grep -v '^kernels/cuda/')" ""
+is "back ends only behind kernels.h" "$(grep -rlE '#include "kernels/(cuda|cpu)/' --include='*.[ch]' --include='*.cc' core zeropp model generation actor critic reward orchestrator)" ""
 is "no library of NVIDIA's is linked" "$(ldd "$rlhf" | grep -E 'libcud|libcublas|libnccl')" ""
 is "no unfinished marks" "$(grep -rnE '\b(TODO|FIXME|XXX|HACK)\b' --include='*.[ch]' --include='*.cc' --include='*.cu' core kernels zeropp model generation actor critic reward orchestrator)" ""
 # A static library hides a name that two folders define; the linker takes whichever comes first.
