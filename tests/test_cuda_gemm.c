@@ -5,7 +5,8 @@
  * Bounds, relative to the largest element: F32 products round each of k terms on both sides, in
  * different orders: about sqrt(k) 6e-8, below 4e-6 for the k of this file. BF16 operands are the
  * same numbers on both and their products are exact in F32, so an F32 result is held to the same
- * bound; a BF16 result adds its rounding, at most 2^-8 of itself. */
+ * bound; a BF16 result adds its rounding, at most 2^-8 of itself, and where C is added to it (beta)
+ * cuBLASLt may round the product first: two roundings. */
 #include "tests/twin.h"
 
 static const double F32_BOUND = 1e-5, BF16_BOUND = 1.0 / 256 + 1e-5;
@@ -40,7 +41,7 @@ static void check_product(Twins *t, GemmKind kind, Types ty, const int64_t *mnk,
   char what[160];
   snprintf(what, sizeof what, "%s %s m %lld n %lld k %lld alpha %g beta %g", kinds[kind], ty.name,
            (long long)mnk[0], (long long)mnk[1], (long long)mnk[2], (double)alpha, (double)beta);
-  twin_compare(what, c, bound_of(ty));
+  twin_compare(what, c, beta != 0 && ty.out == DT_BF16 ? 2 * bound_of(ty) : bound_of(ty));
 }
 
 static const int64_t shapes[][3] = {
@@ -255,7 +256,6 @@ static void time_model(Twins *t, int64_t tokens, const int64_t (*w)[2]) {
   for (int i = 0; i < 4; i++) {
     time_product(t, GEMM_NT, types[1], 0, tokens, w[i][0], w[i][1], false);
     time_product(t, GEMM_NN, types[1], 0, tokens, w[i][1], w[i][0], false);
-    time_product(t, GEMM_TN, types[2], 0, w[i][0], w[i][1], tokens, false);
     time_product(t, GEMM_TN, types[2], 1, w[i][0], w[i][1], tokens, false);
   }
 }
