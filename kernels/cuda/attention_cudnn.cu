@@ -1,12 +1,16 @@
 /* Attention by cuDNN: which plan serves a batch, and its run.
  *
  * Sequences of one length that is a multiple of 128 are a plain tensor. All others are packed:
- * cuDNN reads each one's length and place from device memory, and the plan is for the next powers
- * of two of their number and longest length; sequences of no tokens fill it up.
+ * cuDNN reads each one's length and place from device memory, and the plan is for their number and
+ * longest length, both rounded up so that few plans serve all; sequences of no tokens fill it up.
+ * They are taken longest first, and a batch of long and short ones is cut into parts of a plan
+ * each.
  *
  * The backward keeps the gradient of scores in memory (attention_graph.cu says why), which grows
- * with the square of the length. A batch is cut between sequences where that would be beyond
- * CUT_BYTES. */
+ * with the square of the length. A batch is cut also where that would be beyond CUT_BYTES, or less
+ * on a small GPU. */
+#include <stdlib.h>
+
 #include "kernels/cuda/attention_cudnn.h"
 
 enum { SHORTEST = 128 };
@@ -20,16 +24,17 @@ struct AttnCall {
   Tensor qkv, out, lse, dout, dqkv;
 };
 
-/* Consecutive sequences that one plan serves. */
+/* Sequences that one plan serves: [first, first + count) of the list of lengths. */
 struct AttnPart {
   int first, count;
   AttnGraphKey key;
 };
 
-static int round_up_pow2(int x, int least) {
+/* To least * 1, 1.5 (from 2 on), 2, 3, 4, 6, 8, ... */
+static int round_up_some(int x, int least) {
   int r = least;
   while (r < x) r *= 2;
-  return r;
+  return r > 2 && r / 4 * 3 >= x && r / 4 * 3 >= least ? r / 4 * 3 : r;
 }
 
 static int seq_len(Segments seg, int b) { return seg.offsets[b + 1] - seg.offsets[b]; }
@@ -39,8 +44,8 @@ static AttnGraphKey key_of(const AttnCall &c, int count, int longest, bool packe
                     count,       longest,        packed,       c.dqkv.data != nullptr};
   if (k.window >= longest) k.window = 0;
   if (!packed) return k;
-  k.n_seqs = round_up_pow2(count, 1);
-  k.len = round_up_pow2(longest, SHORTEST);
+  k.n_seqs = round_up_some(count, 1);
+  k.len = round_up_some(longest, SHORTEST);
   return k;
 }
 
@@ -49,19 +54,39 @@ static int64_t score_bytes(const AttnGraphKey &k) {
   return 2 * len * len * k.n_seqs * k.n_heads;
 }
 
-/* From sequence `first` on, as many as fit. */
-static AttnPart next_part(const AttnCall &c, int first, bool packed) {
+/* A run of its own for short sequences saves more than it costs from a factor of 4 in length on,
+ * and when there are more than a few of them. */
+static bool worth_cutting(int len, const AttnGraphKey &k, int rest) {
+  return 4 * len <= k.len && rest > 8;
+}
+
+/* From the list's sequence `first` on, as many as fit. Lengths fall. */
+static AttnPart next_part(const AttnCall &c, const int *lengths, int first, bool packed) {
   AttnPart part = {first, 0, {}};
-  int longest = 1;
+  int longest = lengths[first] > 0 ? lengths[first] : 1;
+  int64_t most = attention_of(c.d)->most_workspace / 4 * 3;
+  if (most > CUT_BYTES) most = CUT_BYTES;
   while (first + part.count < c.seg.n_seqs) {
-    int len = seq_len(c.seg, first + part.count);
-    if (len > longest) longest = len;
+    int at = first + part.count;
     AttnGraphKey k = key_of(c, part.count + 1, longest, packed);
-    if (k.backward && part.count > 0 && score_bytes(k) > CUT_BYTES) break;
+    if (part.count > 0 && packed && worth_cutting(lengths[at], k, c.seg.n_seqs - at)) break;
+    if (part.count > 0 && k.backward && score_bytes(k) > most) break;
     part.key = k;
     part.count++;
   }
   return part;
+}
+
+static int longer_first(const void *a, const void *b) {
+  int x = *static_cast<const int *>(a), y = *static_cast<const int *>(b);
+  return (x < y) - (x > y);
+}
+
+static int *list_lengths(Segments seg) {
+  int *lengths = static_cast<int *>(mem_alloc(static_cast<size_t>(seg.n_seqs), sizeof(int)));
+  for (int b = 0; b < seg.n_seqs; b++) lengths[b] = seq_len(seg, b);
+  qsort(lengths, static_cast<size_t>(seg.n_seqs), sizeof(int), longer_first);
+  return lengths;
 }
 
 /* Whether every sequence has one length, and cuDNN needs no mask for its last tile. */
@@ -87,7 +112,8 @@ struct AttnScratch {
 };
 
 /* Lays the parts out from `base` on (NULL: only to count the bytes). */
-static AttnScratch lay_out(char *base, const AttnGraphKey &k, int64_t workspace) {
+static AttnScratch lay_out(char *base, const AttnCall &c, const AttnGraphKey &k,
+                           int64_t workspace) {
   AttnScratch x = {};
   auto take = [&](int64_t bytes) {
     void *p = base ? base + x.bytes : nullptr;
@@ -101,22 +127,39 @@ static AttnScratch lay_out(char *base, const AttnGraphKey &k, int64_t workspace)
     x.places.at_out = static_cast<int64_t *>(take(8 * places));
     x.places.at_stats = static_cast<int64_t *>(take(8 * places));
   }
-  x.stats = static_cast<float *>(take(4 * rows));
+  int64_t stats = k.packed ? c.qkv.dim[0] * k.n_heads : rows; /* places count from the first row */
+  x.stats = static_cast<float *>(take(4 * stats));
   if (k.backward) x.delta = static_cast<float *>(take(4 * rows));
   x.workspace = take(workspace);
   return x;
 }
 
-/* offsets: of the part's first sequence. Beyond `count` sequences are empty. */
-static __global__ void place_sequences(const int32_t *offsets, int count, int room, int64_t qkv_row,
-                                       int64_t out_row, int64_t heads, AttnPlaces p) {
-  int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i > room) return;
-  int64_t at = offsets[min(i, count)];
-  p.len[i] = i < count ? offsets[i + 1] - offsets[i] : 0;
-  p.at_qkv[i] = at * qkv_row;
-  p.at_out[i] = at * out_row;
-  p.at_stats[i] = at * heads;
+/* Sequences by falling length, those of one length in their order: [first, first + count) of that
+ * list. Beyond them, up to `room`, sequences are empty. A thread for each sequence and each place.
+ */
+static __global__ void place_sequences(const int32_t *offsets, int n, int first, int count,
+                                       int room, int64_t qkv_row, int64_t out_row, int64_t heads,
+                                       AttnPlaces p) {
+  int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), rank = -1, len = 0;
+  int64_t at = offsets[n];
+  if (i < n) {
+    at = offsets[i];
+    len = offsets[i + 1] - offsets[i];
+    rank = 0;
+    for (int j = 0, start = offsets[0]; j < n; j++) {
+      int end = offsets[j + 1], other = end - start;
+      rank += other > len || (other == len && j < i);
+      start = end;
+    }
+  }
+  auto put = [&](int slot, int64_t row, int length) {
+    p.len[slot] = length;
+    p.at_qkv[slot] = row * qkv_row;
+    p.at_out[slot] = row * out_row;
+    p.at_stats[slot] = row * heads;
+  };
+  if (rank >= first && rank < first + count) put(rank - first, at, len);
+  if (i >= count && i <= room) put(i, offsets[n], 0);
 }
 
 /* to_BHT = from_NH, sequences of one length. Reads and writes in lines of 32 numbers. */
@@ -178,10 +221,10 @@ static void prepare(const AttnCall &c, const AttnPart &p, const AttnScratch &x) 
   const AttnGraphKey &k = p.key;
   cudaStream_t stream = cuda_stream(c.d);
   if (k.packed) {
-    unsigned blocks = static_cast<unsigned>(cuda_ceil(k.n_seqs + 1, 128));
-    const int32_t *offsets = cuda_data<int32_t>(c.seg.device_offsets) + p.first;
-    place_sequences<<<blocks, 128, 0, stream>>>(offsets, p.count, k.n_seqs, c.qkv.dim[1],
-                                                c.out.dim[1], k.n_heads, x.places);
+    int n = c.seg.n_seqs, threads = n > k.n_seqs + 1 ? n : k.n_seqs + 1;
+    place_sequences<<<static_cast<unsigned>(cuda_ceil(threads, 128)), 128, 0, stream>>>(
+        cuda_data<int32_t>(c.seg.device_offsets), n, p.first, p.count, k.n_seqs, c.qkv.dim[1],
+        c.out.dim[1], k.n_heads, x.places);
     CUDA_LAUNCHED();
   } else if (k.backward) {
     dim3 grid(static_cast<unsigned>(k.len / 32), static_cast<unsigned>(cuda_ceil(k.n_heads, 32)),
@@ -195,8 +238,8 @@ static void prepare(const AttnCall &c, const AttnPart &p, const AttnScratch &x) 
 static void run_part(const AttnCall &c, const AttnPart &p) {
   CudaAttention *a = attention_of(c.d);
   CudnnGraph *g = attention_plan(a, p.key)->graph;
-  size_t bytes = lay_out(nullptr, p.key, g->workspace).bytes;
-  AttnScratch x = lay_out(static_cast<char *>(cuda_scratch(c.d, bytes)), p.key, g->workspace);
+  size_t bytes = lay_out(nullptr, c, p.key, g->workspace).bytes;
+  AttnScratch x = lay_out(static_cast<char *>(cuda_scratch(c.d, bytes)), c, p.key, g->workspace);
   prepare(c, p, x);
   AttnPointers at = point(c, p, x);
   int64_t uids[ATTN_UIDS];
@@ -214,24 +257,28 @@ static void run_part(const AttnCall &c, const AttnPart &p) {
     die("attention %s by cuDNN: %s", p.key.backward ? "backward" : "forward", g->error);
 }
 
-/* Every part has its plan before the first one runs. */
-static bool run_call(const AttnCall &c) {
-  CudaAttention *a = attention_of(c.d);
-  if (!a->handle) return false;
-  bool packed = !is_plain(c.seg);
-  int64_t most = static_cast<int64_t>(c.d->total_memory / 16);
+static bool have_plans(const AttnCall &c, const int *lengths, bool packed) {
   for (int b = 0; b < c.seg.n_seqs;) {
-    AttnPart p = next_part(c, b, packed);
-    if (p.key.backward && score_bytes(p.key) > CUT_BYTES && score_bytes(p.key) > most) return false;
-    if (!attention_plan(a, p.key)) return false;
-    b += p.count;
-  }
-  for (int b = 0; b < c.seg.n_seqs;) {
-    AttnPart p = next_part(c, b, packed);
-    run_part(c, p);
+    AttnPart p = next_part(c, lengths, b, packed);
+    if (!attention_plan(attention_of(c.d), p.key)) return false;
     b += p.count;
   }
   return true;
+}
+
+/* Every part has its plan before the first one runs. */
+static bool run_call(const AttnCall &c) {
+  if (!attention_of(c.d)->handle) return false;
+  bool packed = !is_plain(c.seg);
+  int *lengths = list_lengths(c.seg);
+  bool able = have_plans(c, lengths, packed);
+  for (int b = 0; able && b < c.seg.n_seqs;) {
+    AttnPart p = next_part(c, lengths, b, packed);
+    run_part(c, p);
+    b += p.count;
+  }
+  free(lengths);
+  return able;
 }
 
 bool cudnn_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,

@@ -17,6 +17,7 @@ struct CudaAttention {
   Cudnn dnn;
   cudnnHandle_t handle; /* NULL: cuDNN does not open, and why says so */
   char why[1024];
+  int64_t most_workspace;           /* bytes; what needs more is refused */
   AttnPlan *plans[ATTN_PLAN_LISTS]; /* by hash of the key */
 };
 

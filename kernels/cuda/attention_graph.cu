@@ -174,6 +174,12 @@ static void build_backward(const AttnTensors *t) {
   graph_matmul_to(g, ds, k, dq, {t->len_q, {}, t->len_kv});
 }
 
+/* For heads of 64 cuDNN 9.14 puts kernel 32 first, which pays from 2048 tokens on: at 512 kernel 7
+ * takes 16 %, at 128 40 % less time. */
+static int64_t liked_kernel(AttnGraphKey key) {
+  return !key.backward && key.len < 2048 ? 7 : ANY_KERNEL;
+}
+
 CudnnGraph *attention_graph(const Cudnn *dnn, cudnnHandle_t handle, AttnGraphKey key) {
   CudnnGraph *g = graph_create(dnn, ATTN_UIDS);
   AttnTensors t = attn_start(g, key);
@@ -181,6 +187,6 @@ CudnnGraph *attention_graph(const Cudnn *dnn, cudnnHandle_t handle, AttnGraphKey
     build_backward(&t);
   else
     build_forward(&t);
-  graph_build(g, handle);
+  graph_build(g, handle, liked_kernel(key));
   return g;
 }

@@ -29,6 +29,7 @@ CudaAttention *attention_of(Device *d) {
   CudaDevice *c = cuda_of(d);
   if (!c->attention) {
     c->attention = static_cast<CudaAttention *>(mem_zalloc(1, sizeof(CudaAttention)));
+    c->attention->most_workspace = static_cast<int64_t>(d->total_memory / 16);
     open_cudnn(c->attention);
     if (!c->attention->handle)
       log_warn("attention runs on rlhf's own kernels, which are slower than cuDNN's: %s",
@@ -74,6 +75,18 @@ static char *describe_key(const AttnGraphKey &k) {
                     k.window ? ", sliding window" : "");
 }
 
+/* A plan, or the reason why there is none in graph->error. */
+static CudnnGraph *build(CudaAttention *a, AttnGraphKey key) {
+  CudnnGraph *g = attention_graph(&a->dnn, a->handle, key);
+  if (g->plan && g->workspace > a->most_workspace) {
+    snprintf(g->error, sizeof g->error, "a workspace of %.1f GB, of at most %.1f GB",
+             1e-9 * static_cast<double>(g->workspace),
+             1e-9 * static_cast<double>(a->most_workspace));
+    g->plan = nullptr;
+  }
+  return g;
+}
+
 AttnPlan *attention_plan(CudaAttention *a, AttnGraphKey key) {
   AttnPlan **list = &a->plans[key_hash(key) % ATTN_PLAN_LISTS], *plan = *list;
   while (plan && !key_equal(plan->key, key)) plan = plan->next;
@@ -81,14 +94,13 @@ AttnPlan *attention_plan(CudaAttention *a, AttnGraphKey key) {
     double start = clock_seconds();
     plan = static_cast<AttnPlan *>(mem_zalloc(1, sizeof *plan));
     plan->key = key;
-    plan->graph = attention_graph(&a->dnn, a->handle, key);
+    plan->graph = build(a, key);
     plan->build_seconds = clock_seconds() - start;
     plan->next = *list;
     *list = plan;
     if (!plan->graph->plan) {
       char *what = describe_key(key);
-      log_warn("%s: rlhf's own kernels serve it, for cuDNN refuses it: %s", what,
-               plan->graph->error);
+      log_warn("%s: rlhf's own kernels serve it, for cuDNN does not: %s", what, plan->graph->error);
       free(what);
     }
   }

@@ -1,7 +1,6 @@
 /* Graphs of cuDNN's back-end API. */
 #include "kernels/cuda/cudnn_graph.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -203,24 +202,41 @@ void graph_matmul_to(CudnnGraph *g, GraphTensor a, GraphTensor b, GraphTensor c,
   add_op(g, op, what);
 }
 
-/* "engine 5": what cuDNN calls it, for people who compare versions. */
+static int64_t get_int(CudnnGraph *g, cudnnBackendDescriptor_t d,
+                       cudnnBackendAttributeName_t name) {
+  int64_t n = 0, value = -1;
+  g->dnn->cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &n, &value);
+  return value;
+}
+
+/* The kernel configuration that a proposal chooses; -1: none. */
+static int64_t kernel_of(CudnnGraph *g, cudnnBackendDescriptor_t config) {
+  enum { KNOBS = 16 };
+  cudnnBackendDescriptor_t knob[KNOBS];
+  for (int i = 0; i < KNOBS; i++) knob[i] = create(g, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, "knob");
+  int64_t n = 0, kernel = -1;
+  g->dnn->cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                                   CUDNN_TYPE_BACKEND_DESCRIPTOR, KNOBS, &n, knob);
+  for (int64_t i = 0; i < n && i < KNOBS; i++) {
+    int64_t one = 0;
+    cudnnBackendKnobType_t type = CUDNN_KNOB_TYPE_COUNTS;
+    g->dnn->cudnnBackendGetAttribute(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+                                     CUDNN_TYPE_KNOB_TYPE, 1, &one, &type);
+    if (type == CUDNN_KNOB_TYPE_KERNEL_CFG)
+      kernel = get_int(g, knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
+  }
+  return kernel;
+}
+
+/* "engine 2, kernel 26": what cuDNN calls it, for people who compare versions. */
 static void describe_engine(CudnnGraph *g, cudnnBackendDescriptor_t config) {
-  int64_t n = 0, index = -1;
+  int64_t n = 0;
   cudnnBackendDescriptor_t engine = create(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR, "engine");
-  if (!engine) return;
   g->dnn->cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
                                    CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine);
-  g->dnn->cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &n,
-                                   &index);
-  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-  n = 0;
-  g->dnn->cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
-                                   CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n,
-                                   notes);
-  bool steady = true;
-  for (int64_t i = 0; i < n; i++) steady &= notes[i] != CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
-  snprintf(g->engine, sizeof g->engine, "engine %d%s", static_cast<int>(index),
-           steady ? "" : ", not deterministic");
+  snprintf(g->engine, sizeof g->engine, "engine %d, kernel %d",
+           static_cast<int>(get_int(g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX)),
+           static_cast<int>(kernel_of(g, config)));
 }
 
 static bool build_plan(CudnnGraph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t config) {
@@ -240,7 +256,7 @@ static bool build_plan(CudnnGraph *g, cudnnHandle_t handle, cudnnBackendDescript
   return true;
 }
 
-bool graph_build(CudnnGraph *g, cudnnHandle_t handle) {
+bool graph_build(CudnnGraph *g, cudnnHandle_t handle, int64_t liked) {
   enum { PROPOSALS = 8 };
   cudnnBackendDescriptor_t graph =
       create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "operation graph");
@@ -263,11 +279,13 @@ bool graph_build(CudnnGraph *g, cudnnHandle_t handle) {
                                             CUDNN_TYPE_BACKEND_DESCRIPTOR, PROPOSALS, &n, config),
            "heuristics");
   if (g->error[0]) return false;
-  snprintf(g->error, sizeof g->error, "cuDNN proposes no engine");
-  for (int64_t i = 0; i < n && i < PROPOSALS && !g->plan; i++) {
-    g->error[0] = '\0';
-    build_plan(g, handle, config[i]);
-  }
+  if (n == 0) snprintf(g->error, sizeof g->error, "cuDNN proposes no engine");
+  if (n > PROPOSALS) n = PROPOSALS;
+  for (int turn = liked == ANY_KERNEL; turn < 2; turn++)
+    for (int64_t i = 0; i < n && !g->plan; i++) {
+      g->error[0] = '\0'; /* of the proposal before */
+      if (turn > 0 || kernel_of(g, config[i]) == liked) build_plan(g, handle, config[i]);
+    }
   return g->plan != nullptr;
 }
 

@@ -18,7 +18,7 @@ typedef struct GraphTensor {
   GraphShape shape;
 } GraphTensor;
 
-enum { GRAPH_DESCRIPTORS = 192, GRAPH_OPS = 48, GRAPH_SCALARS = 8 };
+enum { GRAPH_DESCRIPTORS = 384, GRAPH_OPS = 48, GRAPH_SCALARS = 8 };
 
 typedef struct CudnnGraph {
   const Cudnn *dnn;
@@ -64,8 +64,11 @@ typedef struct GraphLengths {
 } GraphLengths;
 void graph_matmul_to(CudnnGraph *g, GraphTensor a, GraphTensor b, GraphTensor c, GraphLengths len);
 
-/* Takes the first of cuDNN's proposals that it then accepts. False: error says why. */
-bool graph_build(CudnnGraph *g, cudnnHandle_t handle);
+/* Takes the first of cuDNN's proposals that it then accepts; before them those of the kernel
+ * configuration `liked`, where cuDNN proposes it (ANY_KERNEL: the order is cuDNN's). False: error
+ * says why. */
+enum { ANY_KERNEL = -1 };
+bool graph_build(CudnnGraph *g, cudnnHandle_t handle, int64_t liked);
 
 /* Pointers by uid; scalars are added. Queued on the handle's stream; false: error says why. */
 bool graph_run(CudnnGraph *g, cudnnHandle_t handle, int n, const int64_t *uids, void *const *data,
