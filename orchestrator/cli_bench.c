@@ -7,10 +7,8 @@ static const struct {
   const char *name;
   CliResult (*run)(const Args *a, Error *err);
 } benches[] = {
-    {"zeropp", bench_zeropp},
-    {"train", bench_train},
-    {"kernels", bench_kernels},
-    {"ppo", bench_ppo},
+    {"zeropp", bench_zeropp}, {"train", bench_train}, {"kernels", bench_kernels},
+    {"ppo", bench_ppo},       {"comm", bench_comm},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
@@ -27,7 +25,7 @@ static CliResult run_bench(const Args *a, Error *err) {
 
 const Command command_bench = {
     .name = "bench",
-    .operands = "zeropp|train|kernels|ppo",
+    .operands = "zeropp|train|kernels|ppo|comm",
     .help =
         "rates of this machine, with random weights and tokens\n"
         "zeropp: what each part of ZeRO++ buys on this network: step time, tokens, traffic by "
@@ -37,6 +35,8 @@ const Command command_bench = {
         "goes.\n"
         "kernels: every kernel of a step: time, share of what bounds it, difference from the CPU.\n"
         "ppo: an iteration of PPO with four models of one shape, phase by phase.\n"
+        "comm: what the collectives carry, over the host's memory and the device's, within a node "
+        "and between\nnodes, by size.\n"
         "Nothing is written.",
     .example = "mpirun -n 4 rlhf bench zeropp --ranks-per-node 2 --model runs/demo/actor",
     .more =
@@ -67,6 +67,8 @@ const Command command_bench = {
          {"--answer-length", OPT_INT, "N", "ppo: tokens", 1, 1 << 20, .dflt = "256"},
          {"--micro-tokens", OPT_INT, "N", "ppo: tokens of a forward and backward", 1, 1 << 30,
           .dflt = "16384"},
+         {"--largest", OPT_INT, "N", "comm: bytes from each rank to each other", 1, 1 << 30,
+          .dflt = "16777216"},
          {"--recompute", OPT_TEXT, "HOW", "train: none, selective or full", .dflt = "none"},
          {"--stage", OPT_INT, "N", "train: what is sharded, 0 to 3", 0, 3, .dflt = "3"},
          {"--gradients", OPT_TEXT, "NAME", "train: of the owners' sums, float32 or bfloat16",

@@ -40,6 +40,11 @@ mpi 2 bench train --model tiny.json --seqs 2 --length 32 --steps 2 --device cpu 
 ok "two modes on two nodes" test "$rc" = 0 -a "$(grep -cE '^(zero3|all) ' out)" = 2
 run bench kernels --model tiny.json --seqs 2 --length 32 --device cpu
 ok "kernels against the CPU's: themselves" test "$rc" = 0 -a "$(grep -c ' 0.0e+00$' out)" -gt 25 -a "$(grep -cE '(nan|inf|e-[0-9]+|e\+0[1-9])$' out)" = 0
+mpi 4 bench comm --device cpu --ranks-per-node 2 --largest 100000
+ok "collectives within a node and between nodes, by size" eval \
+  '[ $(grep -cE "^host +(intra|inter) +2 +all-(gather|to-all) +(4096|32768|100000) " out) = 12 ]'
+mpi 2 bench comm --device cpu --largest 100 --json
+ok "and as JSON" eval '[ $(grep -c "\"block\":100,\"seconds\":[0-9.e-]*,\"gigabytes_per_second\":[0-9.e-]*}" out) = 2 ]'
 run bench ppo --model tiny.json --prompts 3 --prompt-length 9 --answer-length 7 --steps 1 --device cpu
 ok "an iteration of PPO, phase by phase" eval "grep -q '^critic update ' out && grep -q '^iteration ' out"
 
