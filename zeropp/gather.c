@@ -74,6 +74,11 @@ static void start_gather(ZeroPP *z, Unit *u) {
   const Message *m = &u->message[f->kind];
   if (z->cfg.hpz && u->secondary_version != z->version) start_refresh(z, u);
   if (z->cfg.hpz && g->local == 1) return;
+  if (z->direct) {
+    f->full = pool_take(&z->pool, POOL_FULL, unit_weight_bytes(z, u));
+    f->ticket = gather_direct_start(z, u, source(z), f->full);
+    if (m->total == 0) return;
+  }
   f->whole = pool_take(&z->pool, POOL_WHOLE, m->total);
   char *slice = f->whole + message_slice_at(z, m, g->local_rank);
   if (!z->cfg.hpz) start_slice(z, u, MSG_WEIGHTS, source(z), slice);
@@ -82,6 +87,7 @@ static void start_gather(ZeroPP *z, Unit *u) {
 
 static void give_flight(ZeroPP *z, Unit *u) {
   GatherFlight *f = &u->gather;
+  if (f->full) pool_give(&z->pool, f->full);
   if (f->whole) pool_give(&z->pool, f->whole);
   if (f->slice) pool_give(&z->pool, f->slice);
   *f = (GatherFlight){0};
@@ -97,6 +103,8 @@ static void finish_gather(ZeroPP *z, Unit *u) {
   GatherFlight *f = &u->gather;
   comm_wait(f->ticket);
   require(!z->cfg.hpz || u->secondary_version == z->version);
+  if (f->full) u->full = f->full;
+  f->full = NULL;
   decode_full(z, u, f->kind, f->whole ? f->whole : u->secondary);
   u->full_version = z->version;
   give_flight(z, u);

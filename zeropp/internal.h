@@ -33,6 +33,7 @@ typedef struct Slot {
 /* A unit in one wire format. Piece n of slice j is number j * nodes + n. */
 typedef struct Message {
   WireFormat format;
+  bool vectors_only;        /* matrices go by themselves, gather_direct.c */
   size_t *piece, *slice;    /* bytes: [world], [local] */
   size_t *at;               /* where pieces start, [world + 1] */
   size_t *scales, *payload; /* of every slot, from the message's start */
@@ -53,6 +54,7 @@ typedef enum MessageKind {
 typedef struct GatherFlight {
   bool active;
   CommTicket ticket;
+  char *full;       /* what matrices come straight into, or NULL */
   char *whole;      /* all slices; NULL: the secondary is all there is */
   char *slice;      /* this rank's slice before it becomes the secondary, or NULL */
   MessageKind kind; /* of `whole` */
@@ -122,6 +124,7 @@ struct ZeroPP {
   bool alias_full; /* a full weight is the master itself, or `rounded` */
   bool alias_grad; /* a full gradient is the shard itself */
   bool one_hop;    /* sums of a node are the owners' */
+  bool direct;     /* matrices come straight into full buffers */
   bool keeps_rounded;
   int flights; /* reductions that hold buffers at a time */
   ParamSpec *specs;
@@ -176,6 +179,7 @@ typedef struct Pieces {
   const Unit *unit;
   int first, n;
 } Pieces;
+bool slot_travels(const ZeroPP *z, const Unit *u, const Message *m, int slot);
 Pieces pieces_own(const ZeroPP *z, const Unit *u);   /* this rank's piece */
 Pieces pieces_slice(const ZeroPP *z, const Unit *u); /* this rank's slice */
 Pieces pieces_all(const ZeroPP *z, const Unit *u);
@@ -219,6 +223,11 @@ void gather_close(ZeroPP *z);
 void gather_replicate(ZeroPP *z, StateKind kind);
 /* The master of a frozen model that keeps rounded weights alone, from those. */
 void gather_restore_master(ZeroPP *z);
+
+/* gather_direct.c: where weights travel as they are computed with, this rank's slices of a unit's
+ * matrices to their places in a full buffer, and those of the others beside them. Returns the
+ * ticket. */
+CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char *full);
 
 /* reduce.c: everything that was reduced arrives in the gradient shards. Collective. */
 void reduce_finish(ZeroPP *z);

@@ -113,16 +113,16 @@ static void place_slots(const ZeroPP *z, Unit *u) {
 
 /* Scales of all parameters, then their payloads; a multiple of 4, so that scales are aligned.
  * Returns the piece's bytes. */
-static size_t place_piece(const Unit *u, Message *m, int piece) {
+static size_t place_piece(const ZeroPP *z, const Unit *u, Message *m, int piece) {
   size_t at = m->at[piece];
   int first = piece * u->count, end = first + u->count;
   for (int i = first; i < end; i++) {
     m->scales[i] = at;
-    at += wire_scale_bytes(m->format, u->slots[i].span);
+    if (slot_travels(z, u, m, i)) at += wire_scale_bytes(m->format, u->slots[i].span);
   }
   for (int i = first; i < end; i++) {
     m->payload[i] = at;
-    at += wire_payload_bytes(m->format, u->slots[i].span);
+    if (slot_travels(z, u, m, i)) at += wire_payload_bytes(m->format, u->slots[i].span);
   }
   at -= m->at[piece];
   return m->format.kind == WIRE_F32 || m->format.kind == WIRE_BF16 ? at : (at + 3) / 4 * 4;
@@ -137,7 +137,7 @@ static void message_build(const ZeroPP *z, const Unit *u, Message *m, WireFormat
   m->scales = mem_alloc(slots, sizeof *m->scales);
   m->payload = mem_alloc(slots, sizeof *m->payload);
   for (int i = 0; i < z->grid->world; i++) {
-    m->piece[i] = place_piece(u, m, i);
+    m->piece[i] = place_piece(z, u, m, i);
     m->at[i + 1] = m->at[i] + m->piece[i];
     m->slice[i / z->grid->nodes] += m->piece[i];
   }
@@ -167,6 +167,7 @@ static WireFormat format_of(const ZeroPPConfig *c, WireKind kind) {
 static void build_messages(const ZeroPP *z, Unit *u) {
   const ZeroPPConfig *c = &z->cfg;
   WireFormat weights = format_of(c, c->qwz), exact = {WIRE_F32, c->block, c->scale};
+  u->message[MSG_WEIGHTS].vectors_only = z->direct;
   message_build(z, u, &u->message[MSG_WEIGHTS], weights);
   message_build(z, u, &u->message[MSG_SECONDARY],
                 c->hpz == HPZ_QUANTIZED ? weights : format_of(c, WIRE_F32));
@@ -202,6 +203,8 @@ void layout_build(ZeroPP *z) {
   z->alias_full = z->whole && !c->qwz && (c->wire == WIRE_F32 || c->compute == DT_BF16);
   z->alias_grad = one && !c->qgz && c->wire == WIRE_F32;
   z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
+  z->direct = c->compute == DT_BF16 && c->wire == WIRE_BF16 && c->stage == 3 && !c->qwz &&
+              !c->hpz && z->grid->nodes == 1 && !one;
   z->keeps_rounded = z->alias_full && c->compute == DT_BF16;
   if (c->offload && c->trainable && !z->alias_full && !c->qwz && c->wire == WIRE_BF16)
     z->keeps_rounded = true;

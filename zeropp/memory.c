@@ -13,6 +13,13 @@ static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
+static uint64_t largest_bytes(const ZeroPP *z, DType type) {
+  int64_t most = 0;
+  for (int i = 0; i < z->n_units; i++)
+    if (z->units[i].full_numel > most) most = z->units[i].full_numel;
+  return (uint64_t)most * dtype_size(type);
+}
+
 /* Full buffers of one kind that training holds at the same time: two units, since a tied
  * embedding's stays while the blocks' come and go (in buffers of up to twice their size, pool.c);
  * or all. */
@@ -58,6 +65,7 @@ uint64_t memory_working_bytes(const ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
   uint64_t bytes = 0, travel = 0;
   if (!z->alias_full) bytes += full_bytes(z, c->compute, c->stage < 3);
+  if (z->direct) bytes += largest_bytes(z, c->compute) * (uint64_t)c->prefetch;
   if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + c->prefetch);
   if (z->grid->world == 1 && z->alias_full) travel = 0;
   if (c->trainable && !z->alias_grad) {

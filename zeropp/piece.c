@@ -32,12 +32,17 @@ typedef struct Parts {
   int n;
 } Parts;
 
-static Parts parts_of(Pieces pieces) {
+bool slot_travels(const ZeroPP *z, const Unit *u, const Message *m, int slot) {
+  if (u->slots[slot].span.count == 0) return false;
+  return !m->vectors_only || z->specs[u->first + slot % u->count].ndim == 1;
+}
+
+static Parts parts_of(const ZeroPP *z, Pieces pieces, const Message *m) {
   const Unit *u = pieces.unit;
   size_t most = (size_t)pieces.n * (size_t)u->count;
   Parts parts = {mem_zalloc(most, sizeof(WirePart)), mem_alloc(most, sizeof(int)), 0};
   for (int s = pieces.first * u->count; s < (pieces.first + pieces.n) * u->count; s++) {
-    if (u->slots[s].span.count == 0) continue;
+    if (!slot_travels(z, u, m, s)) continue;
     parts.slot[parts.n] = s;
     parts.part[parts.n++].span = u->slots[s].span;
   }
@@ -89,7 +94,7 @@ static WireData slot_data(const Message *m, Pieces pieces, int slot, char *first
 void pieces_encode(const ZeroPP *z, Pieces pieces, MessageKind kind, Memory x, uint16_t *error,
                    char *to) {
   const Message *m = &pieces.unit->message[kind];
-  Parts parts = parts_of(pieces);
+  Parts parts = parts_of(z, pieces, m);
   parts_memory(z, pieces, x, parts);
   parts_error(z, pieces, error, parts);
   for (int i = 0; i < parts.n; i++)
@@ -101,7 +106,7 @@ void pieces_encode(const ZeroPP *z, Pieces pieces, MessageKind kind, Memory x, u
 void pieces_decode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from, int n,
                    size_t stride, bool add, Memory x) {
   const Message *m = &pieces.unit->message[kind];
-  Parts parts = parts_of(pieces);
+  Parts parts = parts_of(z, pieces, m);
   parts_memory(z, pieces, x, parts);
   for (int i = 0; i < parts.n; i++)
     parts.part[i].from = slot_data(m, pieces, parts.slot[i], from, n, stride);
@@ -112,7 +117,7 @@ void pieces_decode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from,
 void pieces_recode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from, int n,
                    size_t stride, MessageKind kind_to, uint16_t *error, char *to) {
   const Message *m = &pieces.unit->message[kind], *m_to = &pieces.unit->message[kind_to];
-  Parts parts = parts_of(pieces);
+  Parts parts = parts_of(z, pieces, m);
   parts_error(z, pieces, error, parts);
   for (int i = 0; i < parts.n; i++) {
     parts.part[i].from = slot_data(m, pieces, parts.slot[i], from, n, stride);

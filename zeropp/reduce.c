@@ -130,11 +130,6 @@ static void make_room(ZeroPP *z, Unit *u) {
   for (int i = z->n_units - 1; i >= 0 && z->reduces >= z->flights; i--) finish(z, &z->units[i]);
 }
 
-/* Whether a start runs behind compute at all: otherwise its buffers are given back at once. */
-static bool runs_behind(const ZeroPP *z) {
-  return device_kind(z->device) == DEVICE_CPU ? comm_queue_runs() : z->grid->world > 1;
-}
-
 static void start_reduce(ZeroPP *z, Unit *u, float *full) {
   make_room(z, u);
   start_first_hop(z, u, full);
@@ -149,7 +144,7 @@ static void start_reduce(ZeroPP *z, Unit *u, float *full) {
     start_work(u, z->grid->dev_intra, sum_node);
     start_second_hop(z, u);
   }
-  if (!runs_behind(z)) finish(z, u);
+  if (!comm_queue_runs()) finish(z, u); /* it is done */
 }
 
 /* ---- zeros for what nobody overwrote ---- */
