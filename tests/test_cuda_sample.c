@@ -10,11 +10,11 @@ typedef struct Case {
 } Case;
 
 static const Case cases[] = {
-    {3, 1, 1, false, false},      {64, 5, 1, false, false},   {64, 37, 2, false, true},
-    {50, 129, 1, true, true},     {64, 1000, 3, true, false}, {40, 5003, 2, false, true},
-    {64, 32000, 2, false, false}, {16, 32000, 3, true, true}, {16, 50257, 4, false, true},
-    {8, 51300, 2, false, false},  {8, 70001, 2, true, true},  {8, 151936, 3, false, true},
-    {4, 300001, 1, true, false},
+    {3, 1, 1, false, false},     {8, 8193, 2, true, true},     {64, 5, 1, false, false},
+    {64, 37, 2, false, true},    {50, 129, 1, true, true},     {64, 1000, 3, true, false},
+    {40, 5003, 2, false, true},  {64, 32000, 2, false, false}, {16, 32000, 3, true, true},
+    {16, 50257, 4, false, true}, {8, 51300, 2, false, false},  {8, 70001, 2, true, true},
+    {8, 151936, 3, false, true}, {4, 300001, 1, true, false},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 

@@ -1,0 +1,247 @@
+/* A row of token ids spread over the registers of a cluster of blocks: passes over it, sums across
+ * the cluster in a fixed order, and the id at which a running sum passes a point. For sample.cu. */
+#ifndef KERNELS_CUDA_SAMPLE_ROW_H
+#define KERNELS_CUDA_SAMPLE_ROW_H
+
+#include "kernels/cuda/cuda.h"
+
+namespace {
+
+constexpr int THREADS = 512, WARPS = THREADS / 32, TILE = 128, PACK_IDS = 4 * THREADS;
+constexpr int MAX_CLUSTER = 8, MAX_PACKS = 256; /* of a thread, in scratch */
+
+struct Sample {
+  SampleParams p;
+  float inv_temp;
+  int64_t v;
+  int cluster, packs; /* blocks of a row; packs of a thread */
+  bool aligned;       /* rows allow 16-byte accesses */
+  const float *logits, *u;
+  const uint8_t *banned; /* may be NULL */
+  float4 *weights;       /* [B, cluster, packs, THREADS]; only where registers do not hold them */
+  int32_t *token;
+  float *logprob;
+};
+
+/* What a block shares with itself and its cluster. */
+struct Shared {
+  uint64_t slot[2]; /* for exchange: the last and the one before */
+  uint64_t part[WARPS];
+  int32_t found;
+};
+
+/* A thread's share of its row. PACKS: in registers, the rest of which weigh nothing; 0: in scratch.
+ */
+template <int PACKS>
+struct Row {
+  const Sample &a;
+  const float *logits;
+  Shared *shared;
+  double *cum;    /* [packs * WARPS]: sums of the block's tiles, each with all before it */
+  double base;    /* the same of the blocks before this one */
+  double of_rank; /* lane k: of block k */
+  int rank, lane, warp, turn;
+  float4 *memory;
+  float4 pack[PACKS > 0 ? PACKS : 1];
+
+  __device__ int64_t id(int i) const {
+    return (static_cast<int64_t>(rank) * a.packs + i) * PACK_IDS + warp * TILE + 4 * lane;
+  }
+};
+
+/* Calls f(number, pack) for this thread's packs in order. */
+template <int PACKS, class F>
+__device__ inline void each_pack(Row<PACKS> &r, F f) {
+  if constexpr (PACKS > 0) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) f(i, r.pack[i]);
+  } else {
+    for (int i = 0; i < r.a.packs; i++) f(i, r.memory[i * THREADS]);
+  }
+}
+/* The same weight by weight. */
+template <int PACKS, class F>
+__device__ inline void each_weight(Row<PACKS> &r, F f) {
+  each_pack(r, [&](int, float4 &w) {
+    f(w.x);
+    f(w.y);
+    f(w.z);
+    f(w.w);
+  });
+}
+
+/* ---- across the cluster ---- */
+
+__device__ inline int cluster_rank(int cluster) { return static_cast<int>(blockIdx.x) % cluster; }
+/* What is written before it in shared memory is seen behind it by all blocks of the cluster. */
+__device__ inline void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+#endif
+}
+__device__ inline uint64_t load_of_rank(const uint64_t *p, int rank) {
+  uint64_t x = *p;
+#if __CUDA_ARCH__ >= 900
+  uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(at) : "memory");
+#endif
+  return x;
+}
+
+/* Lane k of each warp gets rank k's number, which all threads of a block agree on. Two slots take
+ * turns: whoever writes one again has met at the other those who read it. */
+template <int PACKS>
+__device__ inline uint64_t exchange(Row<PACKS> &r, uint64_t mine) {
+  if (r.a.cluster == 1) return mine;
+  uint64_t *slot = r.shared->slot + (r.turn ^= 1);
+  if (threadIdx.x == 0) *slot = mine;
+  cluster_barrier();
+  return r.lane < r.a.cluster ? load_of_rank(slot, r.lane) : 0;
+}
+
+template <int PACKS>
+__device__ inline double exchange_double(Row<PACKS> &r, double mine) {
+  uint64_t bits = static_cast<uint64_t>(__double_as_longlong(mine));
+  return __longlong_as_double(static_cast<long long>(exchange(r, bits)));
+}
+
+/* Over the row, in a fixed order; all threads get it. */
+template <int PACKS>
+__device__ inline double row_sum(Row<PACKS> &r, double x) {
+  double each = exchange_double(r, block_sum(x)), sum = 0;
+  for (int k = 0; k < r.a.cluster; k++) sum += __shfl_sync(0xffffffffu, each, k);
+  return sum;
+}
+template <int PACKS>
+__device__ inline int row_sum(Row<PACKS> &r, int x) {
+  uint64_t each = exchange(r, static_cast<uint64_t>(block_sum(x)));
+  int sum = 0;
+  for (int k = 0; k < r.a.cluster; k++) sum += static_cast<int>(__shfl_sync(0xffffffffu, each, k));
+  return sum;
+}
+
+__device__ inline uint64_t warp_max(uint64_t x) {
+  for (int o = 16; o > 0; o /= 2) {
+    uint64_t other = __shfl_xor_sync(0xffffffffu, x, o);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+template <int PACKS>
+__device__ inline uint64_t row_max(Row<PACKS> &r, uint64_t x) {
+  x = warp_max(x);
+  __syncthreads();
+  if (r.lane == 0) r.shared->part[r.warp] = x;
+  __syncthreads();
+  x = warp_max(r.shared->part[r.lane % WARPS]);
+  return warp_max(exchange(r, x));
+}
+
+/* ---- places ---- */
+
+template <class Value>
+__device__ inline double pack_sum(const float4 &w, Value value) {
+  return (value(w.x) + value(w.y)) + (value(w.z) + value(w.w));
+}
+
+/* r.cum becomes what it says of itself, from the sums of tiles that are in it; returns the block's
+ * sum. */
+template <int PACKS>
+__device__ inline double add_tiles(Row<PACKS> &r) {
+  int tiles = r.a.packs * WARPS;
+  __syncthreads();
+  if (r.warp == 0) {
+    int each = (tiles + 31) / 32, begin = min(r.lane * each, tiles), end = min(begin + each, tiles);
+    double sum = 0;
+    for (int g = begin; g < end; g++) sum += r.cum[g];
+    for (int o = 1; o < 32; o *= 2) {
+      double up = __shfl_up_sync(0xffffffffu, sum, o);
+      if (r.lane >= o) sum += up;
+    }
+    double before = __shfl_up_sync(0xffffffffu, sum, 1);
+    if (r.lane == 0) before = 0;
+    for (int g = begin; g < end; g++) r.cum[g] = before += r.cum[g];
+  }
+  __syncthreads();
+  return r.cum[tiles - 1];
+}
+
+/* Sums of value(weight), which place_of looks into; returns that of the row. */
+template <int PACKS, class Value>
+__device__ inline double add_up(Row<PACKS> &r, Value value) {
+  __syncthreads();
+  each_pack(r, [&](int i, float4 &w) {
+    if (i >= r.a.packs) return;
+    double sum = warp_sum(pack_sum(w, value));
+    if (r.lane == 0) r.cum[i * WARPS + r.warp] = sum;
+  });
+  r.of_rank = exchange_double(r, add_tiles(r));
+  double run = 0;
+  for (int k = 0; k < r.a.cluster; k++) {
+    if (k == r.rank) r.base = run;
+    run += __shfl_sync(0xffffffffu, r.of_rank, k);
+  }
+  return run;
+}
+
+/* The id of a tile at which values, added in order of id to `run`, pass the point: or the last with
+ * a value where rounding puts the point behind its end. */
+template <class Value>
+__device__ inline int32_t place_in_tile(float4 w, int64_t first_id, int lane, double run,
+                                        double point, Value value) {
+  const double x[4] = {value(w.x), value(w.y), value(w.z), value(w.w)};
+  double own = pack_sum(w, value), to_here = own;
+  for (int o = 1; o < 32; o *= 2) {
+    double up = __shfl_up_sync(0xffffffffu, to_here, o);
+    if (lane >= o) to_here += up;
+  }
+  double at = run + (to_here - own);
+  int hit = -1, last = -1;
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    at += x[e];
+    if (!(x[e] > 0)) continue;
+    last = static_cast<int>(first_id) + e;
+    if (hit < 0 && at > point) hit = last;
+  }
+  unsigned hits = __ballot_sync(0xffffffffu, hit >= 0);
+  unsigned lasts = __ballot_sync(0xffffffffu, last >= 0);
+  if (hits) return __shfl_sync(0xffffffffu, hit, __ffs(static_cast<int>(hits)) - 1);
+  return lasts ? __shfl_sync(0xffffffffu, last, 31 - __clz(static_cast<int>(lasts))) : -1;
+}
+
+/* The id at which values, added in order of id after add_up, pass the point; -1 where sums are NaN.
+ */
+template <int PACKS, class Value>
+__device__ inline int32_t place_of(Row<PACKS> &r, double point, Value value) {
+  int owner = -1;
+  double run = 0;
+  for (int k = 0; k < r.a.cluster && owner < 0; k++) {
+    run += __shfl_sync(0xffffffffu, r.of_rank, k);
+    if (run > point) owner = k;
+  }
+  if (owner < 0) return -1;
+  if (r.rank == owner) {
+    int tiles = r.a.packs * WARPS, tile = -1;
+    for (int g0 = 0; g0 < tiles && tile < 0; g0 += 32) {
+      int g = g0 + r.lane;
+      unsigned passes = __ballot_sync(0xffffffffu, g < tiles && r.base + r.cum[g] > point);
+      if (passes) tile = g0 + __ffs(static_cast<int>(passes)) - 1;
+    }
+    each_pack(r, [&](int i, float4 &w) {
+      if (i * WARPS + r.warp != tile) return;
+      double before = tile > 0 ? r.base + r.cum[tile - 1] : r.base;
+      int32_t id = place_in_tile(w, r.id(i), r.lane, before, point, value);
+      if (r.lane == 0) r.shared->found = id;
+    });
+    __syncthreads();
+  }
+  uint64_t each = exchange(r, static_cast<uint64_t>(static_cast<uint32_t>(r.shared->found)));
+  return static_cast<int32_t>(__shfl_sync(0xffffffffu, each, owner));
+}
+
+}  // namespace
+
+#endif
