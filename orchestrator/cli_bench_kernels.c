@@ -37,6 +37,7 @@ static KernelShape shape_of(const ModelConfig *c, DType act, int n_seqs, int64_t
 }
 
 static int32_t id_of(const Operand *o, const KernelShape *s, int64_t i) {
+  if (o->limit == -2) return (int32_t)(s->length < 16 ? s->length : s->length / 16 * 16);
   if (o->limit < 0) return s->seg.offsets[i];
   if (o->fill == FILL_PLACES) return (int32_t)(o->limit ? i : i % s->length);
   return (int32_t)(rng_block(7, 1, (uint64_t)i).v[0] % (uint64_t)o->limit);
@@ -54,6 +55,7 @@ static float number_of(const Rig *r, const Operand *o, int64_t i, int place) {
 static Tensor operand_make(const Rig *r, Device *d, const Operand *o, const KernelShape *s,
                            int place) {
   Tensor t = {.dtype = o->type, .ndim = o->ndim, .dim = {o->dim[0], o->dim[1], 1, 1}};
+  if (o->ndim > 2) memcpy(t.dim, o->dim, sizeof t.dim);
   bool rounded = o->type == DT_BF16, host = device_kind(d) == DEVICE_CPU;
   if (rounded && host) t.dtype = DT_F32;
   int64_t n = tensor_numel(t);
@@ -158,23 +160,34 @@ static double kernel_seconds(const Rig *r, const Kernel *k, const KernelShape *s
 static void print_kernel(const Rig *r, const Kernel *k, double seconds, double error) {
   double moved = k->bytes / r->rates.copy_bytes, computed = k->flops / r->rates.gemm_flops;
   bool arithmetic = computed > moved;
-  printf("%-32s %10.1f %9.1f %-7s %5.1f %% of %-4s %9.1e\n", k->name, seconds * 1e6,
+  char difference[16] = "-";
+  bool compared = false;
+  for (int i = 0; i < k->n_operands; i++) compared = compared || k->operand[i].out;
+  if (compared) snprintf(difference, sizeof difference, "%.1e", error);
+  printf("%-36s %10.1f %8.2f %9.1f %-7s %5.1f %% of %-4s %9s\n", k->name, seconds * 1e6,
+         k->calls * seconds * 1e3,
          arithmetic ? k->flops / seconds / 1e12 : k->bytes / seconds / 1e9,
          arithmetic ? "TFLOP/s" : "GB/s", 100 * (arithmetic ? computed : moved) / seconds,
-         arithmetic ? "GEMM" : "copy", error);
+         arithmetic ? "GEMM" : "copy", difference);
 }
 
 static void run_all(const Rig *r, const KernelShape *whole, const KernelShape *slice) {
   Kernel *k = mem_alloc((size_t)2 * MOST_KERNELS, sizeof *k), *small = k + MOST_KERNELS;
   int n = kernels_list(whole, k);
   require(kernels_list(slice, small) == n);
-  printf("\n%-32s %10s %17s %15s %9s\n", "kernel", "us", "rate", "share of bound", "error");
+  double step = 0;
+  printf("\n%-36s %10s %8s %17s %15s %9s\n", "kernel", "us", "ms/step", "rate", "share of bound",
+         "error");
   for (int i = 0; i < n; i++) {
-    print_kernel(r, &k[i], kernel_seconds(r, &k[i], whole), kernel_error(r, &small[i], slice));
+    double seconds = kernel_seconds(r, &k[i], whole);
+    step += k[i].calls * seconds;
+    print_kernel(r, &k[i], seconds, kernel_error(r, &small[i], slice));
     fflush(stdout);
   }
+  printf("%-36s %10s %8.2f\n", "a training step, one by one", "", step * 1e3);
   printf(
-      "\nBound: the larger of bytes over the rate of a copy and FLOPs over that of a large "
+      "\nms/step: of all calls in a training step. Bound: the larger of bytes over the rate of a "
+      "copy and FLOPs over that of a large "
       "product. "
       "error: of the largest\noutput, against the CPU from the same numbers, on %d x %d tokens.\n",
       SLICE_SEQS, SLICE_LENGTH);

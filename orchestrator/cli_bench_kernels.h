@@ -20,7 +20,8 @@ enum { MOST_OPERANDS = 8 };
 typedef struct Operand {
   DType type;
   int ndim;
-  int64_t dim[4], limit; /* limit: of FILL_IDS, ids are below */
+  int64_t dim[4],
+      limit; /* limit: of FILL_IDS, ids are below; -1: offsets of the sequences, -2: lengths */
   Fill fill;
   bool out; /* compared with the CPU's */
 } Operand;
@@ -30,6 +31,7 @@ typedef struct Kernel {
   int n_operands;
   Operand operand[MOST_OPERANDS];
   double bytes, flops; /* that the call has to move and to compute */
+  double calls;        /* in a training step */
   void (*run)(const struct Kernel *k, const KernelShape *s, Device *d, const Tensor *t);
 } Kernel;
 

@@ -65,7 +65,8 @@ void parity_compare(Parity *p, const char *figure, double limit, const float *go
 void parity_pool(Parity *p, const char *figure, const float *got, const char *tensor, int64_t n);
 /* A mean of terms that cancel, against the reference's. */
 void parity_mean(Parity *p, const char *figure, double got, double largest_term);
-/* The shards of `kind` against the tensors PREFIX + Hugging Face name; all parameters. Collective.
+/* The shards of `kind` (gradients, or masters as whole vectors) against the tensors PREFIX +
+ * Hugging Face name; all parameters. Collective.
  */
 void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix);
 /* Yes or no as a figure: error 0 or infinite. Not in bfloat16. */

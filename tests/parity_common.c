@@ -149,6 +149,23 @@ static double scale_of(const Parity *p, const Model *m, const char *name, const 
   return scale;
 }
 
+/* Weights are compared as vectors: length of the difference, and of the reference as scale. AdamW
+ * moves a weight by the learning rate times its gradient over the gradient's own size: of one whose
+ * gradient cancels to nothing, rounding says where it goes, by up to the learning rate. Single
+ * such weights differ between any two orders of summing (PyTorch's own, with other threads). */
+static double distance(const Parity *p, const float *got, const float *want, int64_t start,
+                       int64_t count, const ParamSpec *s, double *scale) {
+  double sum[2] = {0, 0};
+  for (int64_t i = 0; i < count; i++) {
+    double d = (double)got[i] - (double)want[start + i];
+    sum[0] += d * d;
+  }
+  comm_all_reduce_f64(p->grid->all, sum, 1, false);
+  for (int64_t i = 0; i < s->dim[0] * s->dim[1]; i++) sum[1] += (double)want[i] * (double)want[i];
+  *scale = sqrt(sum[1]);
+  return sqrt(sum[0]);
+}
+
 void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix) {
   ZeroPP *z = model_zero(m);
   for (int i = 0; i < zeropp_n_params(z); i++) {
@@ -161,10 +178,11 @@ void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, cons
     float *want = reference_of(tensor, &at, s);
     const float *got = zeropp_shard(z, kind, i, &start, &count);
     double diff = count > 0 ? difference(got, want + start, count) : 0;
+    double scale = scale_of(p, m, name, tensor, numel);
+    if (kind == STATE_MASTER) diff = distance(p, got, want, start, count, s, &scale);
     if (isnan(diff)) diff = INFINITY;
     comm_all_reduce_f64(p->grid->all, &diff, 1, true);
-    record(p, figure, PARITY_GRADIENT, relative(diff, scale_of(p, m, name, tensor, numel)),
-           s->name);
+    record(p, figure, PARITY_GRADIENT, relative(diff, scale), s->name);
     free(want);
     free(tensor);
   }

@@ -13,6 +13,9 @@
 enum { N_SEQS = 5, VOCAB_MOST = 1000 };
 static const int short_lengths[N_SEQS] = {7, 1, 12, 2, 15};
 static const double BF16_LOGITS = 0.03, BF16_GRADIENT = 0.06;
+/* Some one in a hundred of ReLU's inputs is so near to 0 that rounding opens or closes the gate,
+ * and with it a whole term of a gradient: sqrt(1 %). */
+static const double BF16_KINKS = 0.2;
 
 typedef struct Two {
   Bench cpu, gpu;
@@ -152,7 +155,8 @@ static void compare_case(int i, HeadKind head, DType compute) {
   check(fabs(got - scored) < 1e-4, "scored as trained", case_name(i), fabs(got - scored), 1e-4);
   const char *where = case_name(i);
   e = gradient_error(gpu, cpu, !f32, &where);
-  bound = f32 ? 1e-4 : BF16_GRADIENT;
+  bool kinks = c.mlp == MLP_PLAIN && c.activation == ACT_RELU;
+  bound = f32 ? 1e-4 : kinks ? BF16_KINKS : BF16_GRADIENT;
   check(e < bound, f32 ? "F32 gradient" : "BF16 gradient", where, e, bound);
   model_free(cpu);
   model_free(gpu);
