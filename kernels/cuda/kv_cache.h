@@ -3,13 +3,18 @@
  *
  * Decoding cuts a sequence into splits of SPLIT tokens, counted from its first token, whatever the
  * batch: a sequence's sums have one order in any company. A split that is not the sequence's only
- * one leaves its running softmax and sums to scratch, and a second kernel adds them in order. */
+ * one leaves its running softmax and sums to scratch, and a second kernel adds them in order.
+ *
+ * A block is one sequence, one kv head with up to KV_HEADS of its query heads, and one split. Its
+ * warps take tiles of tokens in turn, each with a running softmax of its own, and add up at the
+ * end. */
 #ifndef KERNELS_CUDA_KV_CACHE_H
 #define KERNELS_CUDA_KV_CACHE_H
 
 #include "kernels/cuda/cuda.h"
 
-enum { KV_SPLIT = 512, KV_WARPS = 4 };
+constexpr int KV_SPLIT = 512, KV_WARPS = 4, KV_THREADS = 32 * KV_WARPS;
+constexpr int KV_HEADS = 16; /* query heads of a block */
 
 /* One call of attention_decode. Of the partial results, `splits` for each sequence and query head:
  * out, not divided by its sum, [B, H, splits, D], and maximum and sum [B, H, splits, 2]. */
@@ -27,6 +32,15 @@ struct Decode {
 void decode_mma(cudaStream_t stream, const Decode &a, int64_t batch);
 void decode_plain(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 void decode_combine(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
+
+/* More shared memory than a kernel gets unasked. */
+template <class Kernel>
+static inline void kv_allow_shared(Kernel kernel, size_t bytes) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)));
+}
+
+/* ---- device code ---- */
 
 /* Tokens [first, end) of a split of a sequence; splits is the number of the sequence's own. */
 struct SplitRange {
@@ -51,22 +65,22 @@ __device__ inline int32_t page_at(const Decode &a, const int32_t *table, int t) 
  * loads. All threads call it. */
 __device__ inline bool split_rows(const Decode &a, int b, int kv_head, int split, SplitRange *range,
                                   uint32_t *rows) {
-  constexpr int THREADS = 32 * KV_WARPS, EACH = KV_SPLIT / THREADS;
+  constexpr int EACH = KV_SPLIT / KV_THREADS;
   const int32_t *table = a.table + static_cast<int64_t>(b) * a.table_width;
   int len = a.len[b], thread = static_cast<int>(threadIdx.x);
   bool early = split == 0 && a.window == 0;
   int32_t id[EACH];
   if (early)
 #pragma unroll
-    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, i * THREADS + thread);
+    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, i * KV_THREADS + thread);
   SplitRange r = *range = split_range(a, len, split);
   if (split >= r.splits) return false;
   if (!early)
 #pragma unroll
-    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, r.first + i * THREADS + thread);
+    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, r.first + i * KV_THREADS + thread);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
-    int at = i * THREADS + thread, t = r.first + at;
+    int at = i * KV_THREADS + thread, t = r.first + at;
     if (t >= r.end) break;
     if (id[i] < 0 || id[i] >= a.n_pages) __trap();
     uint32_t block = static_cast<uint32_t>(id[i]) * static_cast<uint32_t>(a.n_kv_heads) +
@@ -74,6 +88,61 @@ __device__ inline bool split_rows(const Decode &a, int b, int kv_head, int split
     rows[at] = block * static_cast<uint32_t>(a.page_size) + static_cast<uint32_t>(t % a.page_size);
   }
   return true;
+}
+
+/* Lets the kernel behind this one start as soon as blocks of this one end; that one then waits for
+ * all of it before it reads. */
+__device__ inline void next_kernel_may_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Query heads [first, first + n) of kv head kv_head, and the split, of this block. */
+struct DecodeBlock {
+  int b, kv_head, first, n, split;
+};
+__device__ inline DecodeBlock decode_block(const Decode &a) {
+  int group = a.n_heads / a.n_kv_heads, chunks = (group + KV_HEADS - 1) / KV_HEADS;
+  int x = static_cast<int>(blockIdx.x), at = x % chunks * KV_HEADS, kv_head = x / chunks;
+  return {static_cast<int>(blockIdx.y), kv_head, kv_head * group + at, min(KV_HEADS, group - at),
+          static_cast<int>(blockIdx.z)};
+}
+static inline dim3 decode_grid(const Decode &a, int64_t batch) {
+  int chunks = (a.n_heads / a.n_kv_heads + KV_HEADS - 1) / KV_HEADS;
+  return dim3(static_cast<unsigned>(a.n_kv_heads * chunks), static_cast<unsigned>(batch),
+              static_cast<unsigned>(a.splits));
+}
+
+/* What the warps of a block have: sums [KV_WARPS][KV_HEADS][dim], not divided, and maxima and sums
+ * of weights [KV_WARPS][KV_HEADS]. The maxima are of exponents of 2. */
+struct Parts {
+  const float *out, *max, *sum;
+};
+/* Adds the warps' in order. */
+template <class T>
+__device__ inline void finish_block(const Decode &a, const DecodeBlock &k, SplitRange r,
+                                    const Parts &p) {
+  for (int i = static_cast<int>(threadIdx.x); i < k.n * a.head_dim; i += KV_THREADS) {
+    int row = i / a.head_dim, column = i % a.head_dim;
+    float max = -INFINITY, sum = 0, out = 0;
+    for (int w = 0; w < KV_WARPS; w++) max = fmaxf(max, p.max[w * KV_HEADS + row]);
+    float base = max == -INFINITY ? 0 : max;
+    for (int w = 0; w < KV_WARPS; w++) {
+      float keep = exp2f(p.max[w * KV_HEADS + row] - base);
+      sum += keep * p.sum[w * KV_HEADS + row];
+      out += keep * p.out[(w * KV_HEADS + row) * a.head_dim + column];
+    }
+    int64_t head = static_cast<int64_t>(k.b) * a.n_heads + k.first + row;
+    if (r.splits == 1) {
+      static_cast<T *>(a.out)[head * a.head_dim + column] = from_float<T>(out / sum);
+      continue;
+    }
+    int64_t part = head * a.splits + k.split;
+    a.part_out[part * a.head_dim + column] = out;
+    if (column == 0) a.part_stat[2 * part] = max;
+    if (column == 0) a.part_stat[2 * part + 1] = sum;
+  }
 }
 
 #endif
