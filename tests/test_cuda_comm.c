@@ -93,7 +93,7 @@ enum { ROUNDS = 9 };
 static size_t count_of(int round, int from, int to) {
   static const size_t equal[] = {1, 4096, ((size_t)3 << 20) + 5, 0};
   if (round < 4) return equal[round];
-  if (round == 4) return (size_t)(1 + from * 3 + to);
+  if (round == 4) return 1 + (size_t)from * 3 + (size_t)to;
   if (round == 5) return from == 0 ? 0 : 1000;
   if (round == 6) return to == 0 ? 0 : (size_t)(77 + from);
   if (round == 7) return from == to ? 0 : ((size_t)1 << 20) + (size_t)from;
@@ -206,7 +206,7 @@ static void check_all(const char *what, const char *group, const void *p, int64_
 static void check_flights(Comm *c, const char *name) {
   enum { BUFFERS = 3, FLIGHTS = 300 };
   int n = comm_size(c), me = comm_rank(c);
-  size_t bytes[RANKS];
+  size_t bytes[RANKS] = {0};
   char *own[BUFFERS], *all[BUFFERS];
   CommTicket t[BUFFERS] = {0};
   for (int r = 0; r < n; r++) bytes[r] = FLOATS * sizeof(float);
@@ -229,7 +229,8 @@ static void check_flights(Comm *c, const char *name) {
     t[b] = comm_start_all_gather(c, own[b], all[b], bytes);
   }
   /* Whole numbers below 2^24: exact. */
-  check_all("the sum of many all-gathers", name, sum, FLOATS, (float)(FLIGHTS * n * (n + 1) / 2));
+  check_all("the sum of many all-gathers", name, sum, FLOATS,
+            (float)FLIGHTS * (float)(n * (n + 1)) / 2);
   for (int b = 0; b < BUFFERS; b++) {
     device_free(gpu.d, own[b]);
     device_free(gpu.d, all[b]);

@@ -122,7 +122,6 @@ static char self[1024];
 
 /* Started under mpirun or not, what it starts is another job. */
 static void forget_launcher(void) {
-  extern char **environ;
   for (char **at = environ; *at;) {
     char name[256];
     size_t n = strcspn(*at, "=");

@@ -205,7 +205,8 @@ static void calls_run_on_the_communication_stream(void **state) {
   Traffic before = traffic_now();
   for (int queue = 0; queue < 2; queue++) {
     if (queue) comm_queue_start();
-    double origin = s.now = s.now + 1;
+    double origin = s.now + 1;
+    s.now = origin;
     bool behind = comm_queue_runs();
     CommTicket a = comm_start_all_gather(c, x, x, bytes);
     CommTicket b = comm_start_work(c, COLL_ALL_TO_ALL, note_stream, &place);

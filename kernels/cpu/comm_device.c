@@ -87,17 +87,18 @@ void comm_device_close(Device *d) {
 /* ---- the end ---- */
 
 static void *abort_transport(void *done) {
-  on.ops->enter_thread(on.device);
   on.ops->abort_all(on.device);
   atomic_store((_Atomic bool *)done, true);
   return NULL;
 }
 
-/* An abort may hang as well, since the thread that dies may be anywhere: it gets two seconds. */
+/* An abort may hang as well, since the thread that dies may be anywhere: it gets two seconds, once.
+ */
 void comm_device_abort(void) {
-  static _Atomic bool done = false;
+  static _Atomic bool tried = false, done = false;
   pthread_t thread;
-  if (!on.tickets || pthread_create(&thread, NULL, abort_transport, &done)) return;
+  if (!on.tickets || atomic_exchange(&tried, true)) return;
+  if (pthread_create(&thread, NULL, abort_transport, &done)) return;
   struct timespec pause = {.tv_nsec = 1000000};
   for (double start = clock_seconds(); !atomic_load(&done) && clock_seconds() - start < 2;)
     nanosleep(&pause, NULL);

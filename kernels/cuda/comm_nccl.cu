@@ -17,12 +17,13 @@ struct NcclGroup {
   NcclGroup *next;
 };
 
-/* The library and all groups of the process; the watch looks at the groups too. */
+/* The library and all groups of the process. NCCL's communicators are not for two threads at a
+ * time: whoever calls NCCL has the lock, through all of a call that is asked about. */
 static struct {
   Nccl lib;
   bool loaded;
   NcclGroup *groups;
-  pthread_mutex_t lock; /* of groups */
+  pthread_mutex_t lock;
 } nccl = {{}, false, nullptr, PTHREAD_MUTEX_INITIALIZER};
 
 int nccl_load(Error *err) {
@@ -68,20 +69,16 @@ static ncclResult_t wait_for(const NcclGroup *g, ncclResult_t rc, double seconds
 /* ---- groups ---- */
 
 static void keep(NcclGroup *g) {
-  pthread_mutex_lock(&nccl.lock);
   g->next = nccl.groups;
   nccl.groups = g;
-  pthread_mutex_unlock(&nccl.lock);
 }
 
 static void forget(const NcclGroup *g) {
-  pthread_mutex_lock(&nccl.lock);
   for (NcclGroup **at = &nccl.groups; *at; at = &(*at)->next)
     if (*at == g) {
       *at = g->next;
-      break;
+      return;
     }
-  pthread_mutex_unlock(&nccl.lock);
 }
 
 /* The group's first rank makes the id. */
@@ -107,6 +104,7 @@ void *nccl_group_create(Device *d, Comm *host, const char *name, Error *err) {
   config.blocking = 0;
   NcclGroup *g = static_cast<NcclGroup *>(mem_zalloc(1, sizeof *g));
   snprintf(g->name, sizeof g->name, "%s", name);
+  pthread_mutex_lock(&nccl.lock);
   ncclResult_t rc =
       nccl.lib.ncclCommInitRankConfig(&g->comm, comm_size(host), id, comm_rank(host), &config);
   rc = wait_for(g, rc, comm_timeout());
@@ -119,21 +117,25 @@ void *nccl_group_create(Device *d, Comm *host, const char *name, Error *err) {
               comm_size(host), nccl.lib.ncclGetErrorString(rc), nccl.lib.ncclGetLastError(nullptr));
     if (g->comm) nccl.lib.ncclCommAbort(g->comm);
     free(g);
-    return nullptr;
+    g = nullptr;
+  } else {
+    keep(g);
   }
-  keep(g);
+  pthread_mutex_unlock(&nccl.lock);
   return g;
 }
 
 void nccl_leave(Device *d, void *group) {
   NcclGroup *g = static_cast<NcclGroup *>(group);
   CUDA_CHECK(cudaSetDevice(cuda_of(d)->gpu));
+  pthread_mutex_lock(&nccl.lock);
   ncclResult_t rc = wait_for(g, nccl.lib.ncclCommFinalize(g->comm), comm_timeout());
   forget(g);
   if (rc == ncclInProgress)
     die("NCCL's group '%s' does not end within %.1f s", g->name, comm_timeout());
   nccl_check(rc, "ncclCommFinalize", g);
   nccl_check(nccl.lib.ncclCommDestroy(g->comm), "ncclCommDestroy", g);
+  pthread_mutex_unlock(&nccl.lock);
   free(g);
 }
 
@@ -164,29 +166,38 @@ static void send_and_receive(const NcclGroup *g, const CommPeer *peer, int size,
   nccl_check(wait_for(g, nccl.lib.ncclGroupEnd(), 0), "ncclGroupEnd", g);
 }
 
+static void gather(const NcclGroup *g, const CommPeer *peer, int rank, cudaStream_t stream) {
+  const CommPeer *own = &peer[rank];
+  ncclResult_t rc =
+      nccl.lib.ncclAllGather(own->send, peer[0].recv, own->send_bytes, ncclUint8, g->comm, stream);
+  nccl_check(wait_for(g, rc, 0), "ncclAllGather", g);
+}
+
 void nccl_exchange(Device *d, void *group, CollKind kind, const CommPeer *peer, int size,
                    int rank) {
   const NcclGroup *g = static_cast<const NcclGroup *>(group);
   const CommPeer *own = &peer[rank];
   cudaStream_t stream = cuda_stream(d);
-  if (is_even(kind, peer, size)) {
-    ncclResult_t rc = nccl.lib.ncclAllGather(own->send, peer[0].recv, own->send_bytes, ncclUint8,
-                                             g->comm, stream);
-    nccl_check(wait_for(g, rc, 0), "ncclAllGather", g);
-    return;
-  }
-  send_and_receive(g, peer, size, rank, stream);
-  if (own->send_bytes && own->send != own->recv)
+  bool even = is_even(kind, peer, size);
+  pthread_mutex_lock(&nccl.lock);
+  if (even)
+    gather(g, peer, rank, stream);
+  else
+    send_and_receive(g, peer, size, rank, stream);
+  pthread_mutex_unlock(&nccl.lock);
+  if (!even && own->send_bytes && own->send != own->recv)
     CUDA_CHECK(
         cudaMemcpyAsync(own->recv, own->send, own->send_bytes, cudaMemcpyDeviceToDevice, stream));
 }
 
 /* ---- troubles ---- */
 
+/* Who is inside NCCL finds out by itself, and is timed by its ticket. */
 bool nccl_failed(Device *d, char *text, size_t size) {
   (void)d;
   bool failed = false;
-  pthread_mutex_lock(&nccl.lock);
+  snprintf(text, size, "a call to NCCL is not through");
+  if (pthread_mutex_trylock(&nccl.lock)) return false;
   for (const NcclGroup *g = nccl.groups; g && !failed; g = g->next) {
     ncclResult_t state = state_of(g);
     failed = state != ncclSuccess && state != ncclInProgress;
@@ -198,9 +209,10 @@ bool nccl_failed(Device *d, char *text, size_t size) {
   return failed;
 }
 
+/* The process ends: whoever has the lock may never give it back. */
 void nccl_abort_all(Device *d) {
   (void)d;
-  pthread_mutex_lock(&nccl.lock);
+  struct timespec pause = {0, 1000000};
+  for (int i = 0; i < 100 && pthread_mutex_trylock(&nccl.lock); i++) nanosleep(&pause, nullptr);
   for (const NcclGroup *g = nccl.groups; g; g = g->next) nccl.lib.ncclCommAbort(g->comm);
-  pthread_mutex_unlock(&nccl.lock);
 }
