@@ -39,4 +39,27 @@ typedef struct Kernel {
 enum { MOST_KERNELS = 64 };
 int kernels_list(const KernelShape *s, Kernel *k);
 
+/* ---- building the list ---- */
+
+typedef struct KernelList {
+  const KernelShape *s;
+  Kernel *k;
+  int n;
+} KernelList;
+typedef void (*KernelRun)(const Kernel *, const KernelShape *, Device *, const Tensor *);
+Kernel *kernel_add(KernelList *l, KernelRun run, double flops, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* cols 0: a vector. passes: how often the call has to read or write it. */
+Operand *kernel_operand(Kernel *k, DType type, Fill fill, double passes, int64_t rows,
+                        int64_t cols);
+void kernel_output(Kernel *k, DType type, double passes, int64_t rows, int64_t cols);
+double operand_bytes(const Operand *o);
+
+/* cli_bench_kernels_more.c */
+void kernels_add_loss(KernelList *l);
+void kernels_add_flat(KernelList *l);
+void kernels_add_biases(KernelList *l);
+void kernels_add_wire(KernelList *l);
+void kernels_add_cache(KernelList *l);
+
 #endif
