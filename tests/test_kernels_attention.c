@@ -58,7 +58,9 @@ static void unpack(Packed *p) {
   free(p->dout);
 }
 
-static Segments segments(const Packed *p) { return (Segments){p->c->n_seqs, p->offsets}; }
+static Segments segments(const Packed *p) {
+  return (Segments){.n_seqs = p->c->n_seqs, .offsets = p->offsets};
+}
 
 /* One head of one sequence's token t: out[D]; returns log sum exp. qkv is the sequence's rows. */
 static double attend(const AttnShape *s, const double *qkv, int64_t q, int64_t t, int h,
