@@ -14,8 +14,6 @@
  */
 #include "zeropp/internal.h"
 
-static bool keeps_full(const ZeroPP *z) { return z->cfg.stage < 3; }
-
 /* ---- the first hop ---- */
 
 /* What weights are read from: the masters, or what they were rounded to already. */
@@ -158,7 +156,7 @@ void zeropp_release(ZeroPP *z, int unit) {
   if (u->holds == 0)
     die("release of unit %d (%s...), which no gather holds", unit, engine_unit_name(z, u));
   if (--u->holds > 0) return;
-  if (!z->alias_full && keeps_full(z)) return;
+  if (!z->alias_full && z->keeps_full) return;
   if (!z->alias_full) pool_give(&z->pool, u->full);
   u->full = NULL;
 }

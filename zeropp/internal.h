@@ -84,7 +84,7 @@ typedef struct Unit {
   Slot *slots;                /* [world][count] */
   Message message[MSG_KINDS];
   int holds;             /* gathers not yet released; FULL while above 0 */
-  char *full;            /* NULL unless FULL, or kept between gathers (below stage 3) */
+  char *full;            /* NULL unless FULL, or kept between gathers (keeps_full) */
   uint64_t full_version; /* of the weights in `full` */
   char *secondary;       /* this rank's slice; hpZ */
   uint64_t secondary_version;
@@ -125,6 +125,7 @@ struct ZeroPP {
   bool alias_grad; /* a full gradient is the shard itself */
   bool one_hop;    /* sums of a node are the owners' */
   bool direct;     /* matrices come straight into full buffers */
+  bool keeps_full; /* full weights stay until the next version */
   bool keeps_rounded;
   int flights; /* reductions that hold buffers at a time */
   ParamSpec *specs;

@@ -198,6 +198,14 @@ void layout_build(ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
   check_specs(z->specs, z->n_params);
   bool one = z->grid->world == 1;
+  z->keeps_full = c->stage < 3;
+  /* The secondary of a node of one rank is all of its weights: kept as they are computed with, they
+   * need not be copied for each use. */
+  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && c->wire == WIRE_BF16 &&
+      c->compute == DT_BF16) {
+    z->keeps_full = true;
+    z->cfg.hpz = HPZ_OFF;
+  }
   z->cut = c->qwz || c->qgz ? c->block : 1;
   z->whole = one || c->stage == 0;
   z->alias_full = z->whole && !c->qwz && (c->wire == WIRE_F32 || c->compute == DT_BF16);

@@ -64,7 +64,7 @@ static uint64_t reduce_bytes(const ZeroPP *z) {
 uint64_t memory_working_bytes(const ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
   uint64_t bytes = 0, travel = 0;
-  if (!z->alias_full) bytes += full_bytes(z, c->compute, c->stage < 3);
+  if (!z->alias_full) bytes += full_bytes(z, c->compute, z->keeps_full);
   if (z->direct) bytes += largest_bytes(z, c->compute) * (uint64_t)c->prefetch;
   if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + c->prefetch);
   if (z->grid->world == 1 && z->alias_full) travel = 0;
