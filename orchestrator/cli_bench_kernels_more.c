@@ -170,8 +170,9 @@ void kernels_add_cache(KernelList *l) {
   push_pages(k, s, 0, pages);
   for (int many = 1; many >= 0; many--) {
     int64_t rows = many ? 64 : 1, width = s->length / PAGE > 0 ? s->length / PAGE : 1;
+    int64_t tokens = width * PAGE;
     k = kernel_add(l, run_decode, 0, "decode, %lld x %lld tokens", (long long)rows,
-                   (long long)(width * PAGE));
+                   (long long)tokens);
     kernel_operand(k, s->act, FILL_NORMAL, 1, rows, s->qkv);
     kernel_operand(k, DT_I32, FILL_PLACES, 1, rows, width)->limit = rows * width;
     kernel_operand(k, DT_I32, FILL_IDS, 1, rows, 0)->limit = -2; /* whole pages */

@@ -162,7 +162,7 @@ static int iterate(PpoBench *b, int step, PartTimes *t, Error *err) {
   device_sync(b->rig.device);
   device_reset_peak(b->rig.device);
   double start = clock_seconds(), flops = flops_now(b);
-  Rollout *ro = roll_out(b, (uint64_t)(step + 1), err);
+  Rollout *ro = roll_out(b, (uint64_t)step + 1, err);
   if (!ro) return -1;
   part_end(b, t, PART_ROLLOUT, step, &start, &flops);
   int32_t *lengths = mem_alloc((size_t)ro->n_seqs, sizeof *lengths);

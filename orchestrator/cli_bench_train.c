@@ -145,7 +145,7 @@ static int run_mode(const TrainPlan *p, const BenchMode *mode, TrainTimes *out, 
   Model *m = bench_model_create(d, p->rig.grid, arena, &p->config, &o);
   Tokens *micro = mem_alloc((size_t)p->micro_batches, sizeof *micro);
   for (int k = 0; k < p->micro_batches; k++) {
-    uint64_t stream = (uint64_t)(p->rig.grid->rank * p->micro_batches + k);
+    uint64_t stream = (uint64_t)p->rig.grid->rank * (uint64_t)p->micro_batches + (uint64_t)k;
     micro[k] = tokens_draw(&p->config, p->n_seqs, p->n_seqs * p->length, stream);
   }
   measure(m, p, micro, out);
