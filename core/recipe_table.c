@@ -308,7 +308,8 @@ static const RecipeRow zeropp_rows[] = {
      .help = "what the backward pass computes again instead of keeping it; full: whole blocks, "
              "selective: norms and activations, a third of the memory for next to no time"},
     {"wire", ROW_CHOICE, AT(zeropp.wire), "float32", NONE, .choices = "float32|bfloat16",
-     .help = "how weights and gradients travel that are not quantized"},
+     .help = "how weights and gradients travel that are not quantized; weights that are computed "
+             "with in bfloat16 travel in it anyway"},
     {"qwz", ROW_CHOICE, AT(zeropp.qwz), "off", NONE, .choices = "off|int8|fp8",
      .help = "weights travel between nodes in blocks of so few bits; stages 1 to 3"},
     {"hpz", ROW_CHOICE, AT(zeropp.hpz), "off", NONE, .choices = "off|on|quantized",
@@ -334,8 +335,9 @@ static const RecipeRow zeropp_rows[] = {
              "ranks is taken in float32 and rounded once, that of several micro-batches after "
              "each; on GPUs, several ranks, stages 1 to 3"},
     {"offload", ROW_CHOICE, AT(zeropp.offload), "off", NONE, .choices = "off|optimizer",
-     .help = "optimizer: moments, and where weights travel in bfloat16 float32 weights too, lie in "
-             "the host's memory, which a step reads and writes over the bus; on GPUs"},
+     .help =
+         "optimizer: moments, and where unquantized bfloat16 weights travel float32 weights too, "
+         "lie in the host's memory, which a step reads and writes over the bus; on GPUs"},
     {"prefetch", ROW_INT, AT(zeropp.prefetch), "1", SPAN(0, 16), .unit = "units",
      .help = "weights that are on their way while others compute; 0: neither they nor gradients "
              "travel behind compute"},

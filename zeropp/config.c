@@ -17,7 +17,7 @@ static WireKind wire_kind(const char *word) {
 int zeropp_check(const ZeroPPConfig *c, DeviceKind device, int world, Error *err) {
   bool half = c->gradients == DT_BF16;
   if (device == DEVICE_CPU && c->compute != DT_F32)
-    return error_set(err, "run.precision: the CPU computes in float32; expected fp32");
+    return error_set(err, "run.precision: the CPU computes in float32; expected float32");
   if (half && device == DEVICE_CPU)
     return error_set(err,
                      "zeropp.gradients: found bfloat16 on the CPU, which sums in float32; expected "

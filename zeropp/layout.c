@@ -160,19 +160,25 @@ const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank) 
   return m->piece + local_rank * z->grid->nodes;
 }
 
-static WireFormat format_of(const ZeroPPConfig *c, WireKind kind) {
-  return (WireFormat){kind == WIRE_F32 ? c->wire : kind, c->block, c->scale};
+/* How numbers travel that are not quantized. What is computed with in BF16 need not travel in F32.
+ */
+static WireKind weight_wire(const ZeroPPConfig *c) {
+  return c->compute == DT_BF16 ? WIRE_BF16 : c->wire;
+}
+
+static WireFormat format_of(const ZeroPPConfig *c, WireKind coded, WireKind otherwise) {
+  return (WireFormat){coded == WIRE_F32 ? otherwise : coded, c->block, c->scale};
 }
 
 static void build_messages(const ZeroPP *z, Unit *u) {
   const ZeroPPConfig *c = &z->cfg;
-  WireFormat weights = format_of(c, c->qwz), exact = {WIRE_F32, c->block, c->scale};
+  WireFormat weights = format_of(c, c->qwz, weight_wire(c));
   u->message[MSG_WEIGHTS].vectors_only = z->direct;
   message_build(z, u, &u->message[MSG_WEIGHTS], weights);
   message_build(z, u, &u->message[MSG_SECONDARY],
-                c->hpz == HPZ_QUANTIZED ? weights : format_of(c, WIRE_F32));
-  message_build(z, u, &u->message[MSG_GRADS], format_of(c, c->qgz));
-  message_build(z, u, &u->message[MSG_EXACT], exact);
+                c->hpz == HPZ_QUANTIZED ? weights : format_of(c, WIRE_F32, weight_wire(c)));
+  message_build(z, u, &u->message[MSG_GRADS], format_of(c, c->qgz, c->wire));
+  message_build(z, u, &u->message[MSG_EXACT], format_of(c, WIRE_F32, WIRE_F32));
 }
 
 /* ---- all of it ---- */
@@ -194,30 +200,33 @@ static void place_units(ZeroPP *z) {
   }
 }
 
-void layout_build(ZeroPP *z) {
+/* What the switches come to on this grid. */
+static void choose_ways(ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
-  check_specs(z->specs, z->n_params);
-  bool one = z->grid->world == 1;
+  const bool one = z->grid->world == 1, half = c->compute == DT_BF16;
   z->keeps_full = c->stage < 3;
   /* The secondary of a node of one rank is all of its weights: kept as they are computed with, they
    * need not be copied for each use. */
-  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && c->wire == WIRE_BF16 &&
-      c->compute == DT_BF16) {
+  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && half) {
     z->keeps_full = true;
     z->cfg.hpz = HPZ_OFF;
   }
   z->cut = c->qwz || c->qgz ? c->block : 1;
   z->whole = one || c->stage == 0;
-  z->alias_full = z->whole && !c->qwz && (c->wire == WIRE_F32 || c->compute == DT_BF16);
+  z->alias_full = z->whole && !c->qwz && (half || c->wire == WIRE_F32);
   z->alias_grad = one && !c->qgz && c->wire == WIRE_F32;
   z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
-  z->direct = c->compute == DT_BF16 && c->wire == WIRE_BF16 && c->stage == 3 && !c->qwz &&
-              !c->hpz && z->grid->nodes == 1 && !one;
-  z->keeps_rounded = z->alias_full && c->compute == DT_BF16;
-  if (c->offload && c->trainable && !z->alias_full && !c->qwz && c->wire == WIRE_BF16)
+  z->direct = half && c->stage == 3 && !c->qwz && !c->hpz && z->grid->nodes == 1 && !one;
+  z->keeps_rounded = z->alias_full && half;
+  if (c->offload && c->trainable && !z->alias_full && !c->qwz && weight_wire(c) == WIRE_BF16)
     z->keeps_rounded = true;
   /* Two: a message is written while the last one travels. A GPU writes it in no time. */
-  z->flights = c->compute == DT_BF16 ? 1 : 2;
+  z->flights = half ? 1 : 2;
+}
+
+void layout_build(ZeroPP *z) {
+  check_specs(z->specs, z->n_params);
+  choose_ways(z);
   z->n_units = z->n_params ? z->specs[z->n_params - 1].unit + 1 : 0;
   z->units = mem_zalloc((size_t)z->n_units, sizeof *z->units);
   z->place = mem_zalloc((size_t)z->n_params, sizeof *z->place);

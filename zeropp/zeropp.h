@@ -72,7 +72,8 @@ typedef enum HpzMode {
 typedef struct ZeroPPConfig {
   int stage;      /* 0 nothing sharded, 1 moments, 2 and gradients, 3 and weights */
   bool trainable; /* false: no moments, no gradients */
-  WireKind wire;  /* WIRE_F32 or WIRE_BF16: of what is not quantized */
+  WireKind wire;  /* WIRE_F32 or WIRE_BF16: of what is not quantized (weights that are computed
+                     with in BF16 travel in it anyway) */
   WireKind qwz;   /* weights between nodes: WIRE_F32 (as wire says), WIRE_INT8, WIRE_FP8 */
   HpzMode hpz;
   WireKind qgz; /* gradients: WIRE_F32 (as wire says), WIRE_INT8, WIRE_INT4 */
