@@ -214,7 +214,8 @@ static void choose_ways(ZeroPP *z) {
   z->cut = c->qwz || c->qgz ? c->block : 1;
   z->whole = one || c->stage == 0;
   z->alias_full = z->whole && !c->qwz && (half || c->wire == WIRE_F32);
-  z->alias_grad = one && !c->qgz && c->wire == WIRE_F32;
+  /* The CPU rounds alike for any number of ranks; a GPU only what travels. */
+  z->alias_grad = one && !c->qgz && (half || c->wire == WIRE_F32);
   z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
   z->direct = half && c->stage == 3 && !c->qwz && !c->hpz && z->grid->nodes == 1 && !one;
   z->keeps_rounded = z->alias_full && half;
