@@ -20,8 +20,10 @@ static void run_sample(const Kernel *k, const KernelShape *s, Device *d, const T
 static void run_adamw(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
   (void)k;
   AdamW p = {1e-4F, 0.9F, 0.95F, 1e-8F, 0.1F, 1, 10};
-  Tensor out = s->act == DT_BF16 ? t[4] : tensor_1d(NULL, DT_F32, 0);
-  device_ops(d)->adamw(d, p, t[0], t[1], t[2], t[3], out);
+  bool copies = s->act == DT_BF16, host = device_kind(d) == DEVICE_CPU;
+  Tensor none = tensor_1d(NULL, DT_F32, 0);
+  device_ops(d)->adamw(d, p, t[0], t[1], t[2], t[3], copies && !host ? t[4] : none);
+  if (copies && host) device_copy(d, t[4].data, t[0].data, tensor_bytes(t[0]));
 }
 static void run_sum_squares(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
   (void)k, (void)s;
