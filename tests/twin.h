@@ -35,6 +35,8 @@ typedef struct Pair {
   Tensor cpu, gpu;
 } Pair;
 
+/* Few threads: those of several test programs at once must not wait for each other's spinning. */
+enum { TWIN_THREADS = 4 };
 enum { TWIN_PAIRS = 256, TWIN_GUARD = 256, TWIN_GUARD_BYTE = 0xa5 };
 static Twins twin_state;
 static struct {
@@ -47,12 +49,12 @@ static inline Twins *twins(void) {
   Twins *t = &twin_state;
   if (t->gpu) return t;
   Error err = {""};
-  t->gpu = device_open(DEVICE_CUDA, 0, &err);
+  t->gpu = device_open(DEVICE_CUDA, TWIN_THREADS, &err);
   if (!t->gpu) {
     print_message("%s\n", err.msg);
     skip();
   }
-  t->cpu = device_open(DEVICE_CPU, 0, &err);
+  t->cpu = device_open(DEVICE_CPU, TWIN_THREADS, &err);
   if (!t->cpu) fail_msg("%s", err.msg);
   t->cpu_ops = device_ops(t->cpu);
   t->gpu_ops = device_ops(t->gpu);
@@ -97,7 +99,7 @@ static inline Pair twin_random_at(DType type, uint64_t seed, float scale, int nd
   int64_t n = 1;
   for (int i = 0; i < ndim; i++) n *= dim[i];
   float *x = mem_alloc((size_t)n + 1, sizeof *x);
-#pragma omp parallel for
+#pragma omp parallel for num_threads(TWIN_THREADS)
   for (int64_t i = 0; i < n; i++) x[i] = scale * rng_normal(seed, 11, (uint64_t)i);
   return twin_take(type, x, ndim, dim);
 }
@@ -214,6 +216,7 @@ static inline double twin_compare(const char *what, Pair p, double tolerance) {
   if (bad && worst >= 0)
     print_message("       at %lld of %lld: gpu %.9g, cpu %.9g\n", (long long)worst, (long long)n,
                   (double)got[worst], (double)want[worst]);
+  fflush(stdout);
   twin_state.failures += bad;
   twin_check_guard(what, p);
   free(got);
@@ -269,6 +272,7 @@ static inline double twin_time(const char *what, void (*op)(void *), void *arg, 
   if (bytes > 0) print_message(", %.0f GB/s", 1e-9 * bytes / best);
   if (flops > 0) print_message(", %.1f TFLOP/s", 1e-12 * flops / best);
   print_message("\n");
+  fflush(stdout);
   return best;
 }
 
