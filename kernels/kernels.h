@@ -112,6 +112,21 @@ typedef struct WirePart {
   WireData from, to;
 } WirePart;
 
+/* What changed in a vector since it was sent last, without loss: a stream that says, for each block
+ * of DELTA_BLOCK elements, which BF16 values are others and how (kernels/delta.h). */
+typedef struct DeltaPart {
+  Tensor now;  /* [n] F32 or BF16: encode rounds it to BF16. apply needs none */
+  Tensor last; /* [n] BF16: what was sent last; becomes what is sent now */
+  void *wire;  /* the stream, 16-byte aligned */
+  size_t room; /* bytes that encode may write there */
+} DeltaPart;
+/* What encode says of a part: bytes of its stream, a multiple of 16, and values that changed. Above
+ * `room` the stream is of no use (last has become now all the same). */
+typedef struct DeltaSize {
+  uint64_t bytes, changed;
+} DeltaSize;
+enum { DELTA_BLOCK = 4096 };
+
 typedef struct Ops {
   /* a and b of one type; c of that type or F32. */
   void (*gemm)(Device *, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c);
@@ -223,6 +238,12 @@ typedef struct Ops {
   /* Sum as dequantize, from -> to, then to the wire again, in one pass. Two formats with blocks
    * have the same block. */
   void (*requantize)(Device *, WireFormat f, WireFormat f_to, int n, const WirePart *parts);
+
+  /* sizes: [n], device memory. */
+  void (*delta_encode)(Device *, int n, const DeltaPart *parts, DeltaSize *sizes);
+  void (*delta_apply)(Device *, int n, const DeltaPart *parts);
+  /* sums[i], device memory: of the bits of x[i] (BF16 [any]) and their places, modulo 2^64. */
+  void (*checksum)(Device *, int n, const Tensor *x, uint64_t *sums);
 } Ops;
 
 /* ---- devices and memory -------------------------------------------------------------------- */

@@ -56,6 +56,9 @@ void cpu_lerp(Device *d, float w, Tensor x, Tensor y);
 void cpu_quantize(Device *d, WireFormat f, int n, const WirePart *parts);
 void cpu_dequantize(Device *d, WireFormat f, int n, const WirePart *parts, bool add);
 void cpu_requantize(Device *d, WireFormat f, WireFormat f_to, int n, const WirePart *parts);
+void cpu_delta_encode(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes);
+void cpu_delta_apply(Device *d, int n, const DeltaPart *parts);
+void cpu_checksum(Device *d, int n, const Tensor *x, uint64_t *sums);
 
 /* Below this many elements a parallel region costs more than it saves (about 2 us to open one). */
 enum { PARALLEL_MIN = 16384 };

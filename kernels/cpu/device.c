@@ -43,6 +43,9 @@ static const Ops cpu_ops = {
     .quantize = cpu_quantize,
     .dequantize = cpu_dequantize,
     .requantize = cpu_requantize,
+    .delta_encode = cpu_delta_encode,
+    .delta_apply = cpu_delta_apply,
+    .checksum = cpu_checksum,
 };
 
 /* ---- memory: the size lies in front of each block ---- */
