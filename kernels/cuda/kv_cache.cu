@@ -14,6 +14,7 @@ template <class T, int PACK>
 __global__ void write_kernel(int64_t n, int n_kv_heads, int dim, int64_t q_stride, int64_t kv_at,
                              int page_size, int64_t slots, const T *qkv, const int32_t *slot,
                              T *k_pages, T *v_pages) {
+  next_kernel_may_start();
   struct alignas(sizeof(T) * PACK) Moved {
     T e[PACK];
   };

@@ -5,9 +5,7 @@
  * batch: a sequence's sums have one order in any company. A split that is not the sequence's only
  * one leaves its running softmax and sums to scratch, and a second kernel adds them in order.
  *
- * A block is one sequence, one kv head with up to KV_HEADS of its query heads, and one split. Its
- * warps take tiles of tokens in turn, each with a running softmax of its own, and add up at the
- * end. */
+ * A block is one sequence, one kv head with up to KV_HEADS of its query heads, and one split. */
 #ifndef KERNELS_CUDA_KV_CACHE_H
 #define KERNELS_CUDA_KV_CACHE_H
 
@@ -33,14 +31,39 @@ void decode_mma(cudaStream_t stream, const Decode &a, int64_t batch);
 void decode_plain(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 void decode_combine(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 
-/* More shared memory than a kernel gets unasked. */
-template <class Kernel>
-static inline void kv_allow_shared(Kernel kernel, size_t bytes) {
+/* Launches a kernel with this much shared memory that may start while the kernel before it ends: it
+ * calls wait_for_kernel_before before it reads anything. */
+static inline void kv_launch(cudaStream_t stream, void (*kernel)(Decode), dim3 grid, int threads,
+                             size_t shared, const Decode &a) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)));
+                                  static_cast<int>(shared)));
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, a));
 }
 
 /* ---- device code ---- */
+
+/* What launches overlap by: all blocks have called the first, and the kernel behind this one may
+ * start; the second returns when all of the kernel before is done and seen. */
+__device__ inline void next_kernel_may_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 /* Tokens [first, end) of a split of a sequence; splits is the number of the sequence's own. */
 struct SplitRange {
@@ -90,14 +113,6 @@ __device__ inline bool split_rows(const Decode &a, int b, int kv_head, int split
   return true;
 }
 
-/* Lets the kernel behind this one start as soon as blocks of this one end; that one then waits for
- * all of it before it reads. */
-__device__ inline void next_kernel_may_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 /* Query heads [first, first + n) of kv head kv_head, and the split, of this block. */
 struct DecodeBlock {
   int b, kv_head, first, n, split;
@@ -114,35 +129,20 @@ static inline dim3 decode_grid(const Decode &a, int64_t batch) {
               static_cast<unsigned>(a.splits));
 }
 
-/* What the warps of a block have: sums [KV_WARPS][KV_HEADS][dim], not divided, and maxima and sums
- * of weights [KV_WARPS][KV_HEADS]. The maxima are of exponents of 2. */
-struct Parts {
-  const float *out, *max, *sum;
-};
-/* Adds the warps' in order. */
+/* What a block has of one number of a query head's sum: to out where it is all, else to scratch.
+ * max is that of exponents of 2, sum that of weights, out not divided by it. */
 template <class T>
-__device__ inline void finish_block(const Decode &a, const DecodeBlock &k, SplitRange r,
-                                    const Parts &p) {
-  for (int i = static_cast<int>(threadIdx.x); i < k.n * a.head_dim; i += KV_THREADS) {
-    int row = i / a.head_dim, column = i % a.head_dim;
-    float max = -INFINITY, sum = 0, out = 0;
-    for (int w = 0; w < KV_WARPS; w++) max = fmaxf(max, p.max[w * KV_HEADS + row]);
-    float base = max == -INFINITY ? 0 : max;
-    for (int w = 0; w < KV_WARPS; w++) {
-      float keep = exp2f(p.max[w * KV_HEADS + row] - base);
-      sum += keep * p.sum[w * KV_HEADS + row];
-      out += keep * p.out[(w * KV_HEADS + row) * a.head_dim + column];
-    }
-    int64_t head = static_cast<int64_t>(k.b) * a.n_heads + k.first + row;
-    if (r.splits == 1) {
-      static_cast<T *>(a.out)[head * a.head_dim + column] = from_float<T>(out / sum);
-      continue;
-    }
-    int64_t part = head * a.splits + k.split;
-    a.part_out[part * a.head_dim + column] = out;
-    if (column == 0) a.part_stat[2 * part] = max;
-    if (column == 0) a.part_stat[2 * part + 1] = sum;
+__device__ inline void finish_number(const Decode &a, const DecodeBlock &k, SplitRange r, int row,
+                                     int column, float max, float sum, float out) {
+  int64_t head = static_cast<int64_t>(k.b) * a.n_heads + k.first + row;
+  if (r.splits == 1) {
+    static_cast<T *>(a.out)[head * a.head_dim + column] = from_float<T>(out / sum);
+    return;
   }
+  int64_t part = head * a.splits + k.split;
+  a.part_out[part * a.head_dim + column] = out;
+  if (column == 0) a.part_stat[2 * part] = max;
+  if (column == 0) a.part_stat[2 * part + 1] = sum;
 }
 
 #endif

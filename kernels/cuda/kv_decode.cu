@@ -1,5 +1,6 @@
-/* Decoding on tensor cores: one query per sequence against its pages. What a warp copies it alone
- * needs, several tiles ahead, so warps wait for nothing but their own copies. */
+/* Decoding on tensor cores: one query per sequence against its pages. A block's warps take tiles of
+ * tokens in turn, each with a running softmax of its own, and add up at the end: what a warp copies
+ * it alone needs, several tiles ahead, so warps wait for nothing but their own copies. */
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/mma.h"
 
@@ -7,8 +8,8 @@ namespace {
 
 template <int D>
 struct Shape {
-  static constexpr int STRIDE = D + 8, TILE = 16; /* tokens of a tile */
-  static constexpr int STAGES = D <= 64 ? 4 : D <= 128 ? 3 : 2;
+  static constexpr int STRIDE = D + 8, TILE = D <= 64 ? 32 : 16; /* tokens of a tile */
+  static constexpr int STAGES = D <= 128 ? 3 : 2;
   static constexpr int KV = TILE * STRIDE;
   static constexpr size_t SHARED =
       sizeof(uint32_t) * KV_SPLIT + sizeof(bf16) * KV_WARPS * STAGES * 2 * KV;
@@ -16,20 +17,12 @@ struct Shape {
                 "the warps' sums take the place of their tiles");
 };
 
+/* The block's queries as A: rows beyond its heads and columns beyond theirs are zero. */
 template <int D>
-__global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a) {
-  using S = Shape<D>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  uint32_t *rows = reinterpret_cast<uint32_t *>(shared);
-  bf16 *tiles = reinterpret_cast<bf16 *>(rows + KV_SPLIT);
-  int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  DecodeBlock block = decode_block(a);
-  next_kernel_may_start();
-  SplitRange range;
-  if (!split_rows(a, block.b, block.kv_head, block.split, &range, rows)) return;
-
-  uint32_t q[D / 16][4];
-  const bf16 *q_head =
+__device__ inline void load_queries(uint32_t (&q)[D / 16][4], const Decode &a,
+                                    const DecodeBlock &block) {
+  int lane = static_cast<int>(threadIdx.x % 32);
+  const bf16 *head =
       static_cast<const bf16 *>(a.qkv) + block.b * a.q_stride + block.first * a.head_dim;
 #pragma unroll
   for (int k = 0; k < D / 16; k++)
@@ -37,95 +30,158 @@ __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a) {
     for (int i = 0; i < 4; i++) {
       int row = lane / 4 + i % 2 * 8, column = 16 * k + lane % 4 * 2 + i / 2 * 8;
       bool exists = row < block.n && column < a.head_dim;
-      q[k][i] =
-          exists ? *reinterpret_cast<const uint32_t *>(q_head + row * a.head_dim + column) : 0;
+      q[k][i] = exists ? *reinterpret_cast<const uint32_t *>(head + row * a.head_dim + column) : 0;
     }
-  __syncthreads();
+}
 
-  int tokens = range.end - range.first;
-  int mine = ((tokens + S::TILE - 1) / S::TILE - warp + KV_WARPS - 1) / KV_WARPS;
-  bf16 *stages = tiles + warp * S::STAGES * 2 * S::KV;
-  auto copy_tile = [&](int i) {
-    bf16 *to = stages + i % S::STAGES * 2 * S::KV;
-    int first = (i * KV_WARPS + warp) * S::TILE;
+/* `tokens` tokens to a tile, keys first; those beyond them become zero. */
+template <int D>
+__device__ inline void copy_tile(bf16 *tile, const Decode &a, const uint32_t *rows, int tokens) {
+  using S = Shape<D>;
+  int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int c0 = 0; c0 < S::TILE * D / 8; c0 += 32) {
-      int c = c0 + lane, row = c / (D / 8), column = c % (D / 8) * 8;
-      bool exists = first + row < tokens && column < a.head_dim;
-      int64_t at = exists ? static_cast<int64_t>(rows[first + row]) * a.head_dim + column : 0;
-      copy_async_16(to + row * S::STRIDE + column, static_cast<const bf16 *>(a.k_pages) + at,
-                    exists);
-      copy_async_16(to + S::KV + row * S::STRIDE + column,
-                    static_cast<const bf16 *>(a.v_pages) + at, exists);
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < S::STAGES - 1; i++) {
-    if (i < mine) copy_tile(i);
-    copy_async_commit();
+  for (int c0 = 0; c0 < S::TILE * D / 8; c0 += 32) {
+    int c = c0 + lane, row = c / (D / 8), column = c % (D / 8) * 8;
+    bool exists = row < tokens && column < a.head_dim;
+    int64_t at = exists ? static_cast<int64_t>(rows[row]) * a.head_dim + column : 0;
+    bf16 *to = tile + row * S::STRIDE + column;
+    copy_async_16(to, static_cast<const bf16 *>(a.k_pages) + at, exists);
+    copy_async_16(to + S::KV, static_cast<const bf16 *>(a.v_pages) + at, exists);
   }
-  float scale2 = a.scale * 1.44269504f, out[D / 8][4] = {};
-  Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
-  for (int i = 0; i < mine; i++) {
-    copy_async_wait<S::STAGES - 2>();
-    __syncwarp();
-    if (i + S::STAGES - 1 < mine) copy_tile(i + S::STAGES - 1);
-    copy_async_commit();
-    const bf16 *k_tile = stages + i % S::STAGES * 2 * S::KV, *v_tile = k_tile + S::KV;
-    float score[2][4] = {}, keep[2];
-    uint32_t x[4], y[4];
+}
+
+/* The running softmax and the sums take in a tile. */
+template <int D>
+__device__ inline void attend_tile(float (&out)[D / 8][4], Softmax &soft,
+                                   const uint32_t (&q)[D / 16][4], const bf16 *tile, int tokens,
+                                   float scale2) {
+  using S = Shape<D>;
+  int lane = static_cast<int>(threadIdx.x % 32);
+  float score[S::TILE / 8][4] = {}, keep[2];
+  uint32_t x[4], y[4];
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-      load_b_of_rows(y, k_tile + 16 * k, S::STRIDE);
-      mma_bf16(score[0], q[k], y[0], y[1]);
-      mma_bf16(score[1], q[k], y[2], y[3]);
+  for (int k = 0; k < D / 16; k++)
+#pragma unroll
+    for (int j = 0; j < S::TILE; j += 16) {
+      load_b_of_rows(y, tile + j * S::STRIDE + 16 * k, S::STRIDE);
+      mma_bf16(score[j / 8], q[k], y[0], y[1]);
+      mma_bf16(score[j / 8 + 1], q[k], y[2], y[3]);
     }
-    int left = tokens - (i * KV_WARPS + warp) * S::TILE;
-    if (left < S::TILE)
+  if (tokens < S::TILE)
 #pragma unroll
-      for (int j = 0; j < 8; j++)
-        if (j / 4 * 8 + lane % 4 * 2 + j % 2 >= left) score[j / 4][j % 4] = -INFINITY;
-    softmax_step(score, soft, scale2, keep);
-    a_of_c(x, score[0], score[1]);
+    for (int j = 0; j < S::TILE / 8; j++)
 #pragma unroll
-    for (int j = 0; j < D / 8; j++)
+      for (int e = 0; e < 4; e++)
+        if (8 * j + lane % 4 * 2 + e % 2 >= tokens) score[j][e] = -INFINITY;
+  softmax_step(score, soft, scale2, keep);
 #pragma unroll
-      for (int e = 0; e < 4; e++) out[j][e] *= keep[e / 2];
+  for (int j = 0; j < D / 8; j++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) out[j][e] *= keep[e / 2];
+#pragma unroll
+  for (int k = 0; k < S::TILE; k += 16) {
+    a_of_c(x, score[k / 8], score[k / 8 + 1]);
 #pragma unroll
     for (int j = 0; j < D; j += 16) {
-      load_b_of_columns(y, v_tile + j, S::STRIDE);
+      load_b_of_columns(y, tile + S::KV + k * S::STRIDE + j, S::STRIDE);
       mma_bf16(out[j / 8], x, y[0], y[1]);
       mma_bf16(out[j / 8 + 1], x, y[2], y[3]);
     }
   }
+}
 
-  copy_async_wait<0>();
-  __syncthreads(); /* the tiles' place is free */
-  float *sums = reinterpret_cast<float *>(tiles), *max = sums + KV_WARPS * KV_HEADS * a.head_dim;
-  float *sum = max + KV_WARPS * KV_HEADS;
+/* What the warps of a block have: sums [KV_WARPS][KV_HEADS][dim], maxima and sums of weights
+ * [KV_WARPS][KV_HEADS]. */
+struct Parts {
+  float *out, *max, *sum;
+};
+
+/* A warp's part to shared memory. */
+template <int D>
+__device__ inline void leave_sums(const Parts &p, const float (&out)[D / 8][4], const Softmax &soft,
+                                  int dim, float scale2) {
+  int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     int row = warp * KV_HEADS + lane / 4 + 8 * i;
     float all = quad_sum(soft.sum[i]);
-    if (lane % 4 == 0) max[row] = soft.max[i] * scale2;
-    if (lane % 4 == 0) sum[row] = all;
+    if (lane % 4 == 0) p.max[row] = soft.max[i] * scale2;
+    if (lane % 4 == 0) p.sum[row] = all;
 #pragma unroll
     for (int j = 0; j < D / 8; j++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         int column = 8 * j + lane % 4 * 2 + e;
-        if (column < a.head_dim) sums[row * a.head_dim + column] = out[j][2 * i + e];
+        if (column < dim) p.out[row * dim + column] = out[j][2 * i + e];
       }
   }
+}
+
+/* Adds the warps' parts in order. */
+__device__ inline void finish_block(const Decode &a, const DecodeBlock &k, SplitRange r,
+                                    const Parts &p) {
+  for (int i = static_cast<int>(threadIdx.x); i < k.n * a.head_dim; i += KV_THREADS) {
+    int row = i / a.head_dim, column = i % a.head_dim;
+    float max = -INFINITY, sum = 0, out = 0;
+    for (int w = 0; w < KV_WARPS; w++) max = fmaxf(max, p.max[w * KV_HEADS + row]);
+    float base = max == -INFINITY ? 0 : max;
+    for (int w = 0; w < KV_WARPS; w++) {
+      float keep = exp2f(p.max[w * KV_HEADS + row] - base);
+      sum += keep * p.sum[w * KV_HEADS + row];
+      out += keep * p.out[(w * KV_HEADS + row) * a.head_dim + column];
+    }
+    finish_number<bf16>(a, k, r, row, column, max, sum, out);
+  }
+}
+
+template <int D>
+__global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a) {
+  using S = Shape<D>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  uint32_t *rows = reinterpret_cast<uint32_t *>(shared), q[D / 16][4];
+  bf16 *tiles = reinterpret_cast<bf16 *>(rows + KV_SPLIT);
+  int warp = static_cast<int>(threadIdx.x / 32);
+  DecodeBlock block = decode_block(a);
+  wait_for_kernel_before();
+  next_kernel_may_start();
+  SplitRange range;
+  if (!split_rows(a, block.b, block.kv_head, block.split, &range, rows)) return;
+  load_queries<D>(q, a, block);
   __syncthreads();
-  finish_block<bf16>(a, block, range, Parts{sums, max, sum});
+
+  int tokens = range.end - range.first; /* tile i of the warp starts at first + i * step */
+  constexpr int STEP = S::TILE * KV_WARPS, STAGE = 2 * S::KV;
+  bf16 *stages = tiles + warp * S::STAGES * STAGE, *next = stages;
+  int first = warp * S::TILE, ahead = first;
+  auto copy_next = [&]() {
+    if (ahead < tokens) copy_tile<D>(next, a, rows + ahead, tokens - ahead);
+    copy_async_commit();
+    ahead += STEP;
+    next = next == stages + (S::STAGES - 1) * STAGE ? stages : next + STAGE;
+  };
+#pragma unroll
+  for (int i = 0; i < S::STAGES - 1; i++) copy_next();
+  float scale2 = a.scale * 1.44269504f, out[D / 8][4] = {};
+  Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+  for (const bf16 *tile = stages; first < tokens; first += STEP) {
+    copy_async_wait<S::STAGES - 2>();
+    __syncwarp();
+    copy_next(); /* to where the tile before this one was */
+    attend_tile<D>(out, soft, q, tile, tokens - first, scale2);
+    tile = tile == stages + (S::STAGES - 1) * STAGE ? stages : tile + STAGE;
+  }
+  copy_async_wait<0>();
+  __syncthreads(); /* the tiles' place is free */
+  float *sums = reinterpret_cast<float *>(tiles), *max = sums + KV_WARPS * KV_HEADS * a.head_dim;
+  Parts parts = {sums, max, max + KV_WARPS * KV_HEADS};
+  leave_sums<D>(parts, out, soft, a.head_dim, scale2);
+  __syncthreads();
+  finish_block(a, block, range, parts);
 }
 
 template <int D>
 void launch_mma(cudaStream_t stream, const Decode &a, int64_t batch) {
-  kv_allow_shared(mma_kernel<D>, Shape<D>::SHARED);
-  mma_kernel<D><<<decode_grid(a, batch), KV_THREADS, Shape<D>::SHARED, stream>>>(a);
-  CUDA_LAUNCHED();
+  kv_launch(stream, mma_kernel<D>, decode_grid(a, batch), KV_THREADS, Shape<D>::SHARED, a);
 }
 
 }  // namespace

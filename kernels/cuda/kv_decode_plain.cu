@@ -3,87 +3,158 @@
 #include <algorithm>
 
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/mma.h"
 
 namespace {
 
-/* Floats of shared memory: scaled queries [KV_HEADS][D]; of each warp keys [32][D + 1], sums
- * [KV_HEADS][D], maximum and sum of weights [KV_HEADS]. */
+constexpr int TILE = 32, EACH = KV_HEADS / KV_WARPS; /* tokens of a tile; heads of a warp */
+
+/* Of shared memory, for heads of D padded to a multiple of 4: row numbers; scaled queries
+ * [KV_HEADS][dim]; weights [KV_HEADS][TILE]; two stages of keys and values [TILE][dim + 4]. */
+__host__ __device__ inline int padded(int D) { return (D + 3) / 4 * 4; }
 size_t plain_shared(int D) {
-  size_t dim = static_cast<size_t>(D), warps = KV_WARPS * (32 * (dim + 1) + KV_HEADS * (dim + 2));
-  return sizeof(uint32_t) * KV_SPLIT + sizeof(float) * (KV_HEADS * dim + warps);
+  int dim = padded(D), floats = KV_HEADS * (dim + TILE) + 4 * TILE * (dim + 4);
+  return sizeof(uint32_t) * KV_SPLIT + sizeof(float) * static_cast<size_t>(floats);
 }
 
-/* A lane is a token of the tile for the scores, a column for the sums. */
+__device__ inline void copy_number(float *to, const float *from, bool exists) {
+  copy_async_4(to, from, exists);
+}
+__device__ inline void copy_number(float *to, const __nv_bfloat16 *from, bool exists) {
+  *to = exists ? to_float(*from) : 0;
+}
+
+/* `tokens` tokens to a stage, keys first; what is beyond them and beyond D becomes zero. */
 template <class T>
+__device__ inline void copy_stage(float *stage, const Decode &a, const uint32_t *rows, int tokens,
+                                  bool packs) {
+  int D = a.head_dim, dim = padded(D), step = packs ? 4 : 1, each = dim / step;
+  const T *k = static_cast<const T *>(a.k_pages), *v = static_cast<const T *>(a.v_pages);
+  float *values = stage + TILE * (dim + 4);
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < TILE * each; i += KV_THREADS) {
+    int row = i / each, column = i % each * step, to = row * (dim + 4) + column;
+    bool exists = row < tokens && column < D;
+    int64_t at = exists ? static_cast<int64_t>(rows[row]) * D + column : 0;
+    if (packs) {
+      copy_async_16(stage + to, k + at, exists);
+      copy_async_16(values + to, v + at, exists);
+    } else {
+      copy_number(stage + to, k + at, exists);
+      copy_number(values + to, v + at, exists);
+    }
+  }
+  copy_async_commit();
+}
+
+/* A warp's heads: `n` of them, KV_WARPS apart. CHUNKS times 32 columns, a lane has one of each. */
+template <int CHUNKS>
+struct Heads {
+  int n;
+  float max[EACH], sum[EACH], out[EACH][CHUNKS];
+};
+
+/* The running softmaxes of a warp's heads, and their sums, take in a tile: a lane is a token for
+ * the scores, a column for the sums. */
+template <int CHUNKS>
+__device__ inline void attend_tile(Heads<CHUNKS> &x, const float *q, float *weight,
+                                   const float *keys, int dim, int tokens) {
+  int lane = static_cast<int>(threadIdx.x % 32);
+  const float *values = keys + TILE * (dim + 4);
+  float score[EACH] = {};
+  for (int c = 0; c < dim; c += 4) {
+    float4 k = *reinterpret_cast<const float4 *>(keys + lane * (dim + 4) + c);
+#pragma unroll
+    for (int h = 0; h < EACH; h++) {
+      if (h >= x.n) continue;
+      float4 y = *reinterpret_cast<const float4 *>(q + h * KV_WARPS * dim + c);
+      score[h] += y.x * k.x + y.y * k.y + (y.z * k.z + y.w * k.w);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < EACH; h++) {
+    if (h >= x.n) continue;
+    float s = lane < tokens ? score[h] : -INFINITY, most = fmaxf(x.max[h], warp_max(s));
+    float low = most == -INFINITY ? 0 : most; /* NaN alone: weights are NaN */
+    float w = exp2f(s - low), keep = exp2f(x.max[h] - low);
+    x.max[h] = most;
+    x.sum[h] = x.sum[h] * keep + warp_sum(w);
+    weight[h * KV_WARPS * TILE + lane] = w;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) x.out[h][c] *= keep;
+  }
+  __syncwarp();
+  for (int j = 0; j < TILE; j += 4) {
+    float4 w[EACH];
+#pragma unroll
+    for (int h = 0; h < EACH; h++)
+      if (h < x.n) w[h] = *reinterpret_cast<const float4 *>(weight + h * KV_WARPS * TILE + j);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+      int column = 32 * c + lane;
+      if (column >= dim) continue;
+      const float *v = values + j * (dim + 4) + column;
+      float v0 = v[0], v1 = v[dim + 4], v2 = v[2 * (dim + 4)], v3 = v[3 * (dim + 4)];
+#pragma unroll
+      for (int h = 0; h < EACH; h++)
+        if (h < x.n) x.out[h][c] += w[h].x * v0 + w[h].y * v1 + (w[h].z * v2 + w[h].w * v3);
+    }
+  }
+}
+
+/* Warp w has heads w, w + KV_WARPS, ... of the block's, over all tokens of the split. */
+template <class T, int CHUNKS>
 __global__ __launch_bounds__(KV_THREADS) void plain_kernel(Decode a) {
   extern __shared__ __align__(16) unsigned char shared[];
-  uint32_t *rows = reinterpret_cast<uint32_t *>(shared);
   int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  int D = a.head_dim;
-  float *q = reinterpret_cast<float *>(rows + KV_SPLIT), *sums = q + KV_HEADS * D;
-  float *max = sums + KV_WARPS * KV_HEADS * D, *sum = max + KV_WARPS * KV_HEADS;
-  float *keys = sum + KV_WARPS * KV_HEADS + warp * 32 * (D + 1);
+  int D = a.head_dim, dim = padded(D), stage = 2 * TILE * (dim + 4);
+  uint32_t *rows = reinterpret_cast<uint32_t *>(shared);
+  float *q = reinterpret_cast<float *>(rows + KV_SPLIT), *weights = q + KV_HEADS * dim;
+  float *stages = weights + KV_HEADS * TILE;
   DecodeBlock block = decode_block(a);
+  wait_for_kernel_before();
   next_kernel_may_start();
   SplitRange range;
   if (!split_rows(a, block.b, block.kv_head, block.split, &range, rows)) return;
   const T *q_head = static_cast<const T *>(a.qkv) + block.b * a.q_stride + block.first * D;
-  for (int i = static_cast<int>(threadIdx.x); i < block.n * D; i += KV_THREADS)
-    q[i] = a.scale * 1.44269504f * to_float(q_head[i]);
-  for (int i = lane; i < KV_HEADS * D; i += 32) sums[warp * KV_HEADS * D + i] = 0;
-  if (lane < KV_HEADS) max[warp * KV_HEADS + lane] = -INFINITY;
-  if (lane < KV_HEADS) sum[warp * KV_HEADS + lane] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < block.n * dim; i += KV_THREADS) {
+    int row = i / dim, column = i % dim;
+    q[i] = column < D ? a.scale * 1.44269504f * to_float(q_head[row * D + column]) : 0;
+  }
+  Heads<CHUNKS> x = {};
+  x.n = (block.n - warp + KV_WARPS - 1) / KV_WARPS;
+#pragma unroll
+  for (int h = 0; h < EACH; h++) x.max[h] = -INFINITY;
   __syncthreads();
 
   int tokens = range.end - range.first;
-  for (int first = 32 * warp; first < tokens; first += 32 * KV_WARPS) {
-    int n = min(32, tokens - first);
-    for (int j = 0; j < n; j++) {
-      const T *k = static_cast<const T *>(a.k_pages) + static_cast<int64_t>(rows[first + j]) * D;
-      for (int c = lane; c < D; c += 32) keys[j * (D + 1) + c] = to_float(k[c]);
-    }
-    __syncwarp();
-    for (int h = 0; h < block.n; h++) {
-      int at = warp * KV_HEADS + h;
-      float score = 0;
-      for (int c = 0; c < D; c++) score += q[h * D + c] * keys[lane * (D + 1) + c];
-      score = lane < n ? score : -INFINITY;
-      float before = max[at], most = fmaxf(before, warp_max(score));
-      float low = most == -INFINITY ? 0 : most; /* NaN alone: weights are NaN */
-      float weight = exp2f(score - low), keep = exp2f(before - low), all = warp_sum(weight);
-      for (int c0 = 0; c0 < D; c0 += 32) {
-        int c = c0 + lane;
-        float add = 0;
-        for (int j = 0; j < n; j++) {
-          float w = __shfl_sync(0xffffffffu, weight, j);
-          const T *v =
-              static_cast<const T *>(a.v_pages) + static_cast<int64_t>(rows[first + j]) * D;
-          if (c < D) add += w * to_float(v[c]);
-        }
-        if (c < D) sums[at * D + c] = sums[at * D + c] * keep + add;
-      }
-      __syncwarp();
-      if (lane == 0) max[at] = most;
-      if (lane == 0) sum[at] = sum[at] * keep + all;
-    }
-    __syncwarp();
+  bool packs =
+      sizeof(T) == sizeof(float) && D % 4 == 0 &&
+      (reinterpret_cast<uintptr_t>(a.k_pages) | reinterpret_cast<uintptr_t>(a.v_pages)) % 16 == 0;
+  copy_stage<T>(stages, a, rows, tokens, packs);
+  for (int first = 0, i = 0; first < tokens; first += TILE, i ^= 1) {
+    copy_async_wait<0>();
+    __syncthreads();
+    if (first + TILE < tokens)
+      copy_stage<T>(stages + (i ^ 1) * stage, a, rows + first + TILE, tokens - first - TILE, packs);
+    attend_tile<CHUNKS>(x, q + warp * dim, weights + warp * TILE, stages + i * stage, dim,
+                        tokens - first);
   }
-  __syncthreads();
-  finish_block<T>(a, block, range, Parts{sums, max, sum});
-}
-
-__device__ inline void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+#pragma unroll
+  for (int h = 0; h < EACH; h++)
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+      if (h < x.n && 32 * c + lane < D)
+        finish_number<T>(a, block, range, warp + h * KV_WARPS, 32 * c + lane, x.max[h], x.sum[h],
+                         x.out[h][c]);
 }
 
 /* A block is one query head of one sequence: its splits are added in order. */
 template <class T>
 __global__ void combine_kernel(Decode a) {
   int b = static_cast<int>(blockIdx.x) / a.n_heads;
-  int splits = split_range(a, a.len[b], 0).splits;
   wait_for_kernel_before();
+  int splits = split_range(a, a.len[b], 0).splits;
   if (splits == 1) return;
   int64_t head = blockIdx.x, part = head * a.splits;
   float max = -INFINITY;
@@ -105,24 +176,17 @@ __global__ void combine_kernel(Decode a) {
 void decode_plain(cudaStream_t stream, DType type, const Decode &a, int64_t batch) {
   cuda_by_type(type, [&](auto zero) {
     using T = decltype(zero);
-    size_t shared = plain_shared(a.head_dim);
-    kv_allow_shared(plain_kernel<T>, shared);
-    plain_kernel<T><<<decode_grid(a, batch), KV_THREADS, shared, stream>>>(a);
-    CUDA_LAUNCHED();
+    auto kernel = a.head_dim <= 64    ? plain_kernel<T, 2>
+                  : a.head_dim <= 128 ? plain_kernel<T, 4>
+                                      : plain_kernel<T, 8>;
+    kv_launch(stream, kernel, decode_grid(a, batch), KV_THREADS, plain_shared(a.head_dim), a);
   });
 }
 
 void decode_combine(cudaStream_t stream, DType type, const Decode &a, int64_t batch) {
   cuda_by_type(type, [&](auto zero) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(batch * a.n_heads));
-    config.blockDim = dim3(static_cast<unsigned>(std::min(128, (a.head_dim + 31) / 32 * 32)));
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, combine_kernel<decltype(zero)>, a));
+    dim3 grid(static_cast<unsigned>(batch * a.n_heads));
+    int threads = std::min(128, (a.head_dim + 31) / 32 * 32);
+    kv_launch(stream, combine_kernel<decltype(zero)>, grid, threads, 0, a);
   });
 }
