@@ -1,6 +1,8 @@
-/* Causal attention over packed sequences: cuDNN where it takes the shape, else the own kernels
- * (attention_own.h). */
+/* Causal attention over packed sequences: cuDNN where it takes the shape, else the own kernels for
+ * any shape (attention_own.h). Backward the own kernels for Hopper come first (attention_hopper.h).
+ */
 #include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/attention_hopper.h"
 #include "kernels/cuda/attention_own.h"
 #include "kernels/cuda/ops.h"
 
@@ -46,6 +48,7 @@ void cuda_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NH
   require(is_2d(dqkv_NQ, qkv_NQ.dtype, n, qkv_NQ.dim[1]) && is_2d(lse_NH, DT_F32, n, s.n_heads));
   bool done = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_BACKWARD) && is_aligned(dout_NHD) &&
               is_aligned(dqkv_NQ) &&
-              cudnn_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ);
+              (hopper_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ) ||
+               cudnn_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ));
   if (!done) own_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ);
 }

@@ -1,0 +1,146 @@
+/* Hopper's asynchronous instructions (compute capability 9.0a), as the attention kernels use them:
+ * products of a warpgroup (128 threads) with A in registers and B in shared memory, tiles that the
+ * copy engine brings, and the barriers that say when.
+ *
+ * A tile is 64 rows of 64 BF16 numbers: rows of 128 bytes whose 16-byte pieces are permuted
+ * (128-byte swizzle), at a multiple of 1024 bytes. It serves as B of both kinds: sums along its
+ * rows (tile_along_rows), or along its columns (tile_along_columns).
+ *
+ * Fragments: thread t of a warpgroup holds of C[64, 64] rows 16 (t / 32) + t % 32 / 4 and the 8th
+ * behind it, columns 8 j + 2 (t % 4) and the next, as c[4 j .. 4 j + 3]. Of A[64, 64] it holds the
+ * same numbers, in pairs: a[2 j], a[2 j + 1]. */
+#ifndef KERNELS_CUDA_WGMMA_H
+#define KERNELS_CUDA_WGMMA_H
+
+#include <cuda.h>
+
+#include "kernels/cuda/cuda.h"
+
+/* C += A B^T, one step of 16 of the sum. COLUMNS: B's sum runs along columns. */
+template <bool COLUMNS>
+__device__ inline void wgmma_step(float (&c)[32], const uint32_t *a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, %36, 1, 1, 1, %37;\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(COLUMNS ? 1 : 0));
+}
+/* C = A B^T: what c held is not read, and need not be kept. */
+__device__ inline void wgmma_first(float (&c)[32], const uint32_t *a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, %36, 0, 1, 1, 0;\n"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]), "=f"(c[4]), "=f"(c[5]), "=f"(c[6]),
+        "=f"(c[7]), "=f"(c[8]), "=f"(c[9]), "=f"(c[10]), "=f"(c[11]), "=f"(c[12]), "=f"(c[13]),
+        "=f"(c[14]), "=f"(c[15]), "=f"(c[16]), "=f"(c[17]), "=f"(c[18]), "=f"(c[19]), "=f"(c[20]),
+        "=f"(c[21]), "=f"(c[22]), "=f"(c[23]), "=f"(c[24]), "=f"(c[25]), "=f"(c[26]), "=f"(c[27]),
+        "=f"(c[28]), "=f"(c[29]), "=f"(c[30]), "=f"(c[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* What is read between a wait and the next product must pass through here: the compiler does not
+ * see that products end later than they are written. */
+__device__ inline void wgmma_hold(float (&c)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Until at most N of the latest commits are under way. */
+template <int N>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Descriptor of a tile: groups of 8 rows lie 1024 bytes apart, 128-byte swizzle. */
+__device__ inline uint64_t tile_descriptor(uint32_t shared) {
+  return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 16) |
+         ((shared & 0x3ffff) >> 4);
+}
+
+/* c = a tile^T: each number of c is a row of a times a row of the tile. Committed by the caller. */
+__device__ inline void tile_along_rows(float (&c)[32], const uint32_t (&a)[16], uint32_t tile) {
+  uint64_t b = tile_descriptor(tile);
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    if (k == 0)
+      wgmma_first(c, a, b);
+    else
+      wgmma_step<false>(c, a + 4 * k, b + 2 * k);
+}
+/* c += a tile. */
+__device__ inline void tile_along_columns(float (&c)[32], const uint32_t (&a)[16], uint32_t tile) {
+  uint64_t b = tile_descriptor(tile);
+#pragma unroll
+  for (int k = 0; k < 4; k++) wgmma_step<true>(c, a + 4 * k, b + 128 * k);
+}
+
+/* ---- barriers and copies ---- */
+
+__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/* Makes the initialised barriers known to the copy engine. */
+__device__ inline void barrier_init_done() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* Until the phase of that parity is over. */
+__device__ inline void barrier_wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ inline void copy_tile(uint32_t to, const CUtensorMap *map, int column, int row,
+                                 uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+__device__ inline void copy_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+/* ---- arithmetic ---- */
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/* The pair as an A fragment holds it: lo at the lower address. */
+__device__ inline uint32_t pack_pair(float lo, float hi) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
+#endif
