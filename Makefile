@@ -25,16 +25,16 @@ LDLIBS  = $(shell pkg-config --libs $(PKGS)) $(shell mpicc --showme:link) -ldnnl
 
 # nvcc by PATH or in the usual place. CUDA_INC: further folders of headers (cudnn.h, nccl.h, cublasLt.h), such as
 # pip's. CUDA_ARCHS: machine code for these; newer cards compile the PTX of compute_80 when they first run.
-# CUDA_ARCHS=sm_90a builds in a third of the time, for one kind of card.
+# CUDA_ARCHS=sm_90a builds in half the time, for one kind of card.
 NVCC   ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA   ?= $(if $(SAN)$(TSAN),0,$(if $(NVCC),1,0))
 CUDA_ARCHS ?= sm_80 sm_90a
 CUDA_INC   ?=
 ifeq ($(CUDA),1)
 CUDA_HOME  ?= $(abspath $(dir $(shell readlink -f $(NVCC)))..)
-CUDA_ISYSTEM = $(addprefix -isystem ,$(CUDA_INC) $(CUDA_HOME)/include)
+CUDA_ISYSTEM = $(addprefix -isystem ,$(filter-out /usr/include,$(CUDA_INC) $(CUDA_HOME)/include))
 CUDA_LIB    = $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart_static.a $(CUDA_HOME)/lib/libcudart_static.a \
-              $(CUDA_HOME)/targets/*/lib/libcudart_static.a))
+              $(CUDA_HOME)/targets/*/lib/libcudart_static.a $(CUDA_HOME)/lib/*/libcudart_static.a))
 CUDA_HEADERS = cuda_runtime.h cublasLt.h cudnn.h nccl.h
 cuda_missing := $(strip $(foreach h,$(CUDA_HEADERS),$(shell printf '\043include <%s>\n' $h | \
   $(CC) -E -x c $(CUDA_ISYSTEM) - >/dev/null 2>&1 || echo $h)))
