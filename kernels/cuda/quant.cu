@@ -4,7 +4,7 @@
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/quant_parts.h"
 
-enum QuantPath { PATH_WIDE, PATH_PLAIN, PATH_ANY, PATHS };
+enum QuantPath { PATH_WHOLE, PATH_WIDE, PATH_PLAIN, PATH_ANY, PATHS };
 
 /* Parts that wait for their launch. */
 struct Pending {
@@ -15,7 +15,8 @@ struct Pending {
 static void launch(cudaStream_t stream, int path, Pending *q) {
   require(q->chunks <= INT32_MAX);
   if (q->chunks > 0) {
-    if (path == PATH_WIDE) quant_wide_launch(stream, q->job, q->chunks);
+    if (path == PATH_WHOLE) quant_wide_launch(stream, q->job, true, q->chunks);
+    if (path == PATH_WIDE) quant_wide_launch(stream, q->job, false, q->chunks);
     if (path == PATH_PLAIN) quant_plain_launch(stream, q->job, q->chunks);
     if (path == PATH_ANY) quant_any_launch(stream, q->job, q->chunks);
   }
@@ -25,11 +26,13 @@ static void launch(cudaStream_t stream, int path, Pending *q) {
 
 static int path_of(const QuantJob &job, WireFormat from, WireFormat to, const QuantPart &p) {
   if (!wire_has_blocks(from) && !wire_has_blocks(to)) return PATH_PLAIN;
-  return quant_wide_takes(job, p) ? PATH_WIDE : PATH_ANY;
+  if (!quant_wide_takes(job, p)) return PATH_ANY;
+  return quant_wide_is_whole(job, p) ? PATH_WHOLE : PATH_WIDE;
 }
 
 static int64_t chunks_of(const QuantJob &job, int path, const QuantPart &p) {
-  if (path == PATH_WIDE) return quant_wide_chunks(job, p);
+  if (path == PATH_WHOLE) return quant_wide_chunks(job, true, p);
+  if (path == PATH_WIDE) return quant_wide_chunks(job, false, p);
   return path == PATH_PLAIN ? quant_plain_chunks(p) : quant_any_chunks(p);
 }
 

@@ -46,6 +46,7 @@ __device__ inline float put_at(WireKind kind, char *payload, int64_t at, float x
     reinterpret_cast<uint16_t *>(payload)[at] = static_cast<uint16_t>(code);
     return float_of_bf16(code);
   }
+  x = tamed(x, scale, quant_most(kind));
   uint32_t code = kind == WIRE_INT8 ? int8_code(x, inverse) : fp8_code(x, inverse);
   reinterpret_cast<uint8_t *>(payload)[at] = static_cast<uint8_t>(code);
   float value =
@@ -58,9 +59,10 @@ __device__ inline void put_pair(const QuantJob &job, const QuantPart &p, const Q
                                 int64_t block, int i, float scale) {
   int other = (b.n + 1) / 2 + i;
   float inverse = quant_inverse(scale);
-  float low = isnan(scale) ? 0.0f : sum_at(job, p, b, block, i), high = 0;
-  if (other < b.n && !isnan(scale)) high = sum_at(job, p, b, block, other);
-  uint32_t a = int4_code(low, inverse), c = int4_code(high, inverse);
+  float low = sum_at(job, p, b, block, i), high = 0;
+  if (other < b.n) high = sum_at(job, p, b, block, other);
+  uint32_t a = int4_code(tamed(low, scale, 7), inverse) & 15;
+  uint32_t c = int4_code(tamed(high, scale, 7), inverse) & 15;
   reinterpret_cast<uint8_t *>(p.to_payload)[b.half_bytes + i] = static_cast<uint8_t>(a | c << 4);
   if (!p.error) return;
   float scaled_a = __fmul_rn(static_cast<float>(a) - 8, scale);
@@ -72,7 +74,7 @@ __device__ inline void put_pair(const QuantJob &job, const QuantPart &p, const Q
 __global__ void __launch_bounds__(QUANT_THREADS) any_kernel(const __grid_constant__ QuantJob job) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
   int64_t block = (blockIdx.x - p.first_chunk) * CHUNK + threadIdx.x / 32;
-  QuantPlace b = quant_place(p, job.block, block);
+  QuantPlace b = quant_place(p, job.block, false, block);
   int lane = threadIdx.x % 32;
   float scale = 1;
   if (has_blocks(job.to)) {
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) any_kernel(const __grid_constan
     return;
   }
   for (int i = lane; i < b.n; i += 32) {
-    float x = isnan(scale) ? 0.0f : sum_at(job, p, b, block, i);
+    float x = sum_at(job, p, b, block, i);
     float got = put_at(job.to, p.to_payload, b.at + i, x, scale);
     if (p.error) keep_error(p, b.at + i, x, got, scale);
   }

@@ -60,23 +60,26 @@ __device__ inline float largest(float most, float x) {
   return r;
 }
 
+/* Where the largest |x| has these bits or more, its block is not finite, and is sent as zeros, or
+ * its scale may have to be so small that the largest code is sent for what lies beyond it. */
+constexpr uint32_t QUANT_WILD = 0x7f000000u;
+__device__ inline float tamed(float x, float scale, float code_most) {
+  float most = __fmul_rn(scale, code_most);
+  return isnan(scale) ? 0.0f : fminf(fmaxf(x, -most), most);
+}
+
 /* ---- one element to its code ---- */
 
 constexpr float QUANT_MAGIC = 12582912.0f; /* 1.5 * 2^23: what is added to it counts ones */
 
-/* x * inverse to the nearest integer of at most `most`, in the low bits of what comes back. */
-__device__ inline uint32_t integer_code(float x, float inverse, float most, float bias) {
-  float t = __fmaf_rn(x, inverse, QUANT_MAGIC + bias);
-  t = fminf(fmaxf(t, QUANT_MAGIC + bias - most), QUANT_MAGIC + bias + most);
-  return __float_as_uint(t);
+/* x * inverse to the nearest integer, plus bias (even), in the low byte of what comes back. No code
+ * is beyond the largest: the scale is at most 2^-8 too small, and 127 / 127.5 is less. */
+__device__ inline uint32_t integer_code(float x, float inverse, float bias) {
+  return __float_as_uint(__fmaf_rn(x, inverse, QUANT_MAGIC + bias));
 }
-__device__ inline uint32_t int8_code(float x, float inverse) {
-  return integer_code(x, inverse, 127, 0) & 0xffu;
-}
+__device__ inline uint32_t int8_code(float x, float inverse) { return integer_code(x, inverse, 0); }
 /* -7..7 as 1..15. */
-__device__ inline uint32_t int4_code(float x, float inverse) {
-  return integer_code(x, inverse, 7, 8) & 0xfu;
-}
+__device__ inline uint32_t int4_code(float x, float inverse) { return integer_code(x, inverse, 8); }
 __device__ inline uint32_t fp8_code(float x, float inverse) {
   return __nv_cvt_float_to_fp8(__fmul_rn(x, inverse), __NV_SATFINITE, __NV_E4M3);
 }
@@ -98,16 +101,6 @@ template <WireKind KIND>
 struct Raw {
   uint32_t w[KIND == WIRE_F32 ? 8 : KIND == WIRE_BF16 ? 4 : KIND == WIRE_INT4 ? 1 : 2];
 };
-
-/* Where the first group lies in a payload, and how far the second is behind it. */
-__device__ inline int64_t group_offset(WireKind kind, const QuantPlace &b, int i) {
-  if (kind == WIRE_F32) return 4 * (b.at + i);
-  if (kind == WIRE_BF16) return 2 * (b.at + i);
-  return kind == WIRE_INT4 ? b.half_bytes + i : b.at + i;
-}
-__device__ inline int group_apart(WireKind kind, const QuantPlace &b) {
-  return kind == WIRE_F32 ? 2 * b.n : kind == WIRE_BF16 ? b.n : b.n / 2;
-}
 
 template <WireKind KIND>
 __device__ inline Raw<KIND> raw_load(const char *p, int apart) {
@@ -170,8 +163,10 @@ __device__ inline Eight raw_decode(const Raw<KIND> &r) {
 __device__ inline uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
+/* Any NaN becomes one NaN. */
 __device__ inline uint32_t pack_bf16(float low, float high) {
-  return bf16_of_float(low) | bf16_of_float(high) << 16;
+  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<uint32_t *>(&pair);
 }
 __device__ inline uint32_t pack_fp8(const float *v, float inverse) {
   float2 a = {__fmul_rn(v[0], inverse), __fmul_rn(v[1], inverse)};
@@ -198,7 +193,8 @@ __device__ inline Raw<KIND> raw_encode(const Eight &e, float inverse) {
   } else if constexpr (KIND == WIRE_INT4) {
     uint32_t b[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) b[i] = int4_code(v[i], inverse) | int4_code(v[4 + i], inverse) << 4;
+    for (int i = 0; i < 4; i++)
+      b[i] = int4_code(v[i], inverse) + (int4_code(v[4 + i], inverse) << 4);
     r.w[0] = pack_bytes(b[0], b[1], b[2], b[3]);
   } else {
     r.w[0] = pack_fp8(v, inverse);

@@ -36,8 +36,9 @@ struct QuantJob {
 
 /* The launches of a job whose parts have first_chunk, with `chunks` in all. */
 bool quant_wide_takes(const QuantJob &job, const QuantPart &p); /* aligned, in whole groups of 8 */
-int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p);
-void quant_wide_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+bool quant_wide_is_whole(const QuantJob &job, const QuantPart &p); /* a job of its own */
+int64_t quant_wide_chunks(const QuantJob &job, bool whole, const QuantPart &p);
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks);
 int64_t quant_plain_chunks(const QuantPart &p); /* both formats without blocks */
 void quant_plain_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 int64_t quant_any_chunks(const QuantPart &p);
@@ -67,9 +68,10 @@ struct QuantPlace {
   int n;
 };
 
-__device__ inline QuantPlace quant_place(const QuantPart &p, int block, int64_t i) {
+/* whole: blocks divide rows. */
+__device__ inline QuantPlace quant_place(const QuantPart &p, int block, bool whole, int64_t i) {
   if (i >= p.blocks) return {0, 0, 0};
-  if (p.width % block == 0) return {i * block, i * (block / 2), block};
+  if (whole) return {i * block, i * (block / 2), block};
   int64_t row = (p.start + i) / p.row_blocks, column = (p.start + i) % p.row_blocks * block;
   int64_t left = p.width - column;
   QuantPlace place;

@@ -1,12 +1,18 @@
 /* quant_plain: between formats without blocks, float32 and bfloat16: sums and conversions of single
- * elements, four at a time. */
+ * elements. */
 #include "kernels/cuda/quant_codes.h"
 
-enum { UNROLL = 8, CHUNK = 4 * QUANT_THREADS * UNROLL };
+enum { CHUNK = 32 * QUANT_THREADS };
 
-struct Four {
-  float v[4];
+/* What a thread reads at once: 16 bytes at most, and as many elements on both sides. */
+template <int N>
+struct Some {
+  float v[N];
 };
+template <WireKind FROM, WireKind TO>
+__device__ constexpr int at_once() {
+  return FROM == WIRE_BF16 && TO == WIRE_BF16 ? 8 : 4;
+}
 
 template <WireKind KIND>
 __device__ inline float one_load(const char *p, int64_t i) {
@@ -21,22 +27,36 @@ __device__ inline void one_store(char *p, int64_t i, float x) {
     reinterpret_cast<uint16_t *>(p)[i] = static_cast<uint16_t>(bf16_of_float(x));
 }
 
-template <WireKind KIND>
-__device__ inline Four four_load(const char *p, int64_t i) {
+template <int N>
+struct __align__(2 * N) Halves { /* BF16 */
+  uint32_t pair[N / 2];
+};
+
+template <WireKind KIND, int N>
+__device__ inline Some<N> some_load(const char *p, int64_t i) {
+  Some<N> x;
   if constexpr (KIND == WIRE_F32) {
     float4 f = *reinterpret_cast<const float4 *>(p + 4 * i);
-    return {f.x, f.y, f.z, f.w};
+    x.v[0] = f.x, x.v[1] = f.y, x.v[2] = f.z, x.v[3] = f.w;
+  } else {
+    Halves<N> h = *reinterpret_cast<const Halves<N> *>(p + 2 * i);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+      x.v[k] = __uint_as_float(k % 2 ? h.pair[k / 2] & 0xffff0000u : h.pair[k / 2] << 16);
   }
-  uint2 w = *reinterpret_cast<const uint2 *>(p + 2 * i);
-  return {__uint_as_float(w.x << 16), __uint_as_float(w.x & 0xffff0000u),
-          __uint_as_float(w.y << 16), __uint_as_float(w.y & 0xffff0000u)};
+  return x;
 }
-template <WireKind KIND>
-__device__ inline void four_store(char *p, int64_t i, const Four &f) {
-  if constexpr (KIND == WIRE_F32)
-    *reinterpret_cast<float4 *>(p + 4 * i) = {f.v[0], f.v[1], f.v[2], f.v[3]};
-  else
-    *reinterpret_cast<uint2 *>(p + 2 * i) = {pack_bf16(f.v[0], f.v[1]), pack_bf16(f.v[2], f.v[3])};
+template <WireKind KIND, int N>
+__device__ inline void some_store(char *p, int64_t i, const Some<N> &x) {
+  if constexpr (KIND == WIRE_F32) {
+    *reinterpret_cast<float4 *>(p + 4 * i) = {x.v[0], x.v[1], x.v[2], x.v[3]};
+  } else {
+    Halves<N> h;
+#pragma unroll
+    for (int k = 0; k < N; k += 2)
+      h.pair[k / 2] = bf16_of_float(x.v[k]) | bf16_of_float(x.v[k + 1]) << 16;
+    *reinterpret_cast<Halves<N> *>(p + 2 * i) = h;
+  }
 }
 
 /* What element x becomes on the wire. */
@@ -71,37 +91,38 @@ __global__ void __launch_bounds__(QUANT_THREADS) one_kernel(const __grid_constan
 
 /* ---- aligned, no errors ---- */
 
-template <WireKind KIND>
-__device__ inline void fours_load(Four *x, const char *payload, int64_t first, int64_t count) {
+template <WireKind KIND, int N, int UNROLL>
+__device__ inline void all_load(Some<N> *x, const char *payload, int64_t first, int64_t count) {
 #pragma unroll
   for (int u = 0; u < UNROLL; u++) {
-    int64_t i = first + 4 * QUANT_THREADS * u;
-    if (i + 4 <= count) x[u] = four_load<KIND>(payload, i);
+    int64_t i = first + N * QUANT_THREADS * u;
+    if (i + N <= count) x[u] = some_load<KIND, N>(payload, i);
   }
 }
 
 template <WireKind FROM, WireKind TO>
-__global__ void __launch_bounds__(QUANT_THREADS) four_kernel(const __grid_constant__ QuantJob job) {
+__global__ void __launch_bounds__(QUANT_THREADS) some_kernel(const __grid_constant__ QuantJob job) {
+  constexpr int N = at_once<FROM, TO>(), UNROLL = CHUNK / QUANT_THREADS / N;
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  int64_t first = (blockIdx.x - p.first_chunk) * CHUNK + 4 * threadIdx.x;
-  Four x[UNROLL], y[UNROLL];
+  int64_t first = (blockIdx.x - p.first_chunk) * CHUNK + N * threadIdx.x;
+  Some<N> x[UNROLL], y[UNROLL];
   if (job.add)
-    fours_load<TO>(x, p.to_payload, first, p.count);
+    all_load<TO, N, UNROLL>(x, p.to_payload, first, p.count);
   else
-    fours_load<FROM>(x, p.from_payload, first, p.count);
+    all_load<FROM, N, UNROLL>(x, p.from_payload, first, p.count);
   for (int r = job.add ? 0 : 1; r < p.n; r++) {
-    fours_load<FROM>(y, p.from_payload + r * p.stride, first, p.count);
+    all_load<FROM, N, UNROLL>(y, p.from_payload + r * p.stride, first, p.count);
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) x[u].v[k] = __fadd_rn(x[u].v[k], y[u].v[k]);
+      for (int k = 0; k < N; k++) x[u].v[k] = __fadd_rn(x[u].v[k], y[u].v[k]);
   }
 #pragma unroll
   for (int u = 0; u < UNROLL; u++) {
-    int64_t i = first + 4 * QUANT_THREADS * u;
-    if (i + 4 <= p.count)
-      four_store<TO>(p.to_payload, i, x[u]);
-    else /* the last one to three elements */
+    int64_t i = first + N * QUANT_THREADS * u;
+    if (i + N <= p.count)
+      some_store<TO, N>(p.to_payload, i, x[u]);
+    else /* the last few elements */
       for (; i < p.count; i++) one_element<FROM, TO>(job, p, i);
   }
 }
@@ -111,7 +132,8 @@ __global__ void __launch_bounds__(QUANT_THREADS) four_kernel(const __grid_consta
 int64_t quant_plain_chunks(const QuantPart &p) { return cuda_ceil(p.count, CHUNK); }
 
 static bool is_aligned(const QuantJob &job) {
-  static const int bytes[] = {16, 8};
+  bool halves = job.from == WIRE_BF16 && job.to == WIRE_BF16;
+  int bytes[] = {16, halves ? 16 : 8};
   for (int i = 0; i < job.n; i++) {
     const QuantPart &p = job.part[i];
     if (p.error || quant_alignment(p.from_payload, p.stride) < bytes[job.from] ||
@@ -124,7 +146,7 @@ static bool is_aligned(const QuantJob &job) {
 template <WireKind FROM, WireKind TO>
 static void launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
   if (is_aligned(job))
-    four_kernel<FROM, TO><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
+    some_kernel<FROM, TO><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
   else
     one_kernel<FROM, TO><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
   CUDA_LAUNCHED();

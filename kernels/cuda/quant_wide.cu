@@ -1,72 +1,87 @@
 /* quant_wide: blocks of up to 1024 in registers: every number is read once and written once.
  *
  * LANES threads hold a block, K groups of eight each; blocks and rows are whole numbers of eights
- * and lie where four elements are read at once. A thread works on UNROLL blocks at a time, so that
- * enough reads are under way. Several sources are read at a time and added in order. */
+ * and lie where four elements are read at once. What is done once for a block costs as much as
+ * dozens of elements, so few threads share one. Where all blocks are whole (rows that blocks
+ * divide), their size is a constant, and so are all distances. Several sources are read at a time
+ * and added in order. */
 #include "kernels/cuda/quant_codes.h"
 
-template <int K>
-__host__ __device__ constexpr int unroll() {
-  return K == 1 ? 2 : 1;
-}
-template <int LANES, int K>
-__host__ __device__ constexpr int chunk() { /* blocks */
-  return QUANT_THREADS / LANES * unroll<K>();
-}
+/* How threads share a block of up to BLOCK. */
+template <int B, bool W>
+struct Shape {
+  static constexpr int BLOCK = B;
+  static constexpr bool WHOLE = W;
+  static constexpr int K = B <= 128 ? 2 : 4;
+  static constexpr int LANES = B / (8 * K);
+  static constexpr int CHUNK = QUANT_THREADS / LANES; /* blocks */
+};
 
 /* One thread's share of one block. */
-template <int LANES, int K>
+template <class S>
 struct Share {
   QuantPlace b;
   int64_t i; /* the block's number */
   int lane;
-  Eight e[K];
+  Eight e[S::K];
 
-  __device__ int first(int k) const { return 4 * (lane + LANES * k); }
-  __device__ bool has(int k) const { return 2 * first(k) < b.n; }
+  __device__ int size() const { return S::WHOLE ? S::BLOCK : b.n; }
+  __device__ int first(int k) const { return 4 * (lane + S::LANES * k); }
+  __device__ bool has(int k) const { return S::WHOLE || 2 * first(k) < b.n; } /* if any */
+
+  /* Where group k lies in a payload, and how far its second half is behind the first. */
+  template <WireKind KIND>
+  __device__ int64_t offset(int k) const {
+    int64_t start = KIND == WIRE_INT4 ? b.half_bytes : b.at;
+    int64_t lanes = start + 4 * lane, step = 4 * S::LANES * k;
+    constexpr int bytes = KIND == WIRE_F32 ? 4 : KIND == WIRE_BF16 ? 2 : 1;
+    return lanes * bytes + step * bytes;
+  }
+  template <WireKind KIND>
+  __device__ int apart() const {
+    return KIND == WIRE_F32 ? 2 * size() : KIND == WIRE_BF16 ? size() : size() / 2;
+  }
 };
+
+template <WireKind FROM, class S>
+__device__ constexpr int together() { /* sources, so that what is read fits in registers */
+  return FROM == WIRE_F32 ? 1 : S::K == 4 ? 2 : 4;
+}
 
 /* ---- sources ---- */
 
-/* Sources that are read at a time, so that what is read fits in registers. */
-template <WireKind FROM, int K>
-__host__ __device__ constexpr int together() {
-  return FROM == WIRE_F32 ? (K == 4 ? 1 : 2) : K == 4 ? 2 : 4;
-}
-
-template <WireKind KIND, int LANES, int K>
-__device__ inline void start_with_sink(Share<LANES, K> &s, const QuantPart &p) {
+template <WireKind KIND, class S>
+__device__ inline void start_with(Share<S> &s, const char *payload) {
+  if (s.b.n == 0) return;
 #pragma unroll
-  for (int k = 0; k < K; k++) {
-    if (!s.has(k)) continue;
-    const char *at = p.to_payload + group_offset(KIND, s.b, s.first(k));
-    s.e[k] = raw_decode<KIND>(raw_load<KIND>(at, group_apart(KIND, s.b)));
-  }
+  for (int k = 0; k < S::K; k++)
+    if (s.has(k))
+      s.e[k] = raw_decode<KIND>(
+          raw_load<KIND>(payload + s.template offset<KIND>(k), s.template apart<KIND>()));
 }
 
-template <WireKind FROM, int LANES, int K>
+template <WireKind FROM, class S>
 struct Source {
-  Raw<FROM> raw[K];
+  Raw<FROM> raw[S::K];
   float scale;
 };
 
-template <WireKind FROM, int LANES, int K>
-__device__ inline void source_load(Source<FROM, LANES, K> &in, const Share<LANES, K> &s,
-                                   const QuantJob &job, const QuantPart &p, int r) {
-  in.scale = 1;
-  if (has_blocks(FROM) && s.b.n > 0)
-    in.scale = scale_get(job.from_scale, p.from_scales + r * p.stride, s.i);
+template <WireKind FROM, class S>
+__device__ inline void source_load(Source<FROM, S> &in, const Share<S> &s, const QuantJob &job,
+                                   const QuantPart &p, int r) {
+  const char *payload = p.from_payload + r * p.stride;
+  if (s.b.n == 0) return;
+  if (has_blocks(FROM)) in.scale = scale_get(job.from_scale, p.from_scales + r * p.stride, s.i);
 #pragma unroll
-  for (int k = 0; k < K; k++) {
-    const char *at = p.from_payload + r * p.stride + group_offset(FROM, s.b, s.first(k));
-    if (s.has(k)) in.raw[k] = raw_load<FROM>(at, group_apart(FROM, s.b));
-  }
+  for (int k = 0; k < S::K; k++)
+    if (s.has(k))
+      in.raw[k] = raw_load<FROM>(payload + s.template offset<FROM>(k), s.template apart<FROM>());
 }
 
-template <WireKind FROM, int LANES, int K>
-__device__ inline void source_add(const Source<FROM, LANES, K> &in, Share<LANES, K> &s) {
+template <WireKind FROM, class S>
+__device__ inline void source_add(const Source<FROM, S> &in, Share<S> &s) {
 #pragma unroll
-  for (int k = 0; k < K; k++) {
+  for (int k = 0; k < S::K; k++) {
     Eight e = raw_decode<FROM>(in.raw[k]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -79,90 +94,91 @@ __device__ inline void source_add(const Source<FROM, LANES, K> &in, Share<LANES,
 }
 
 /* N sources from r on, all read before the first is added. */
-template <WireKind FROM, int N, int LANES, int K>
-__device__ inline void sources_add(Share<LANES, K> *s, const QuantJob &job, const QuantPart &p,
-                                   int r) {
-  Source<FROM, LANES, K> in[N][unroll<K>()];
+template <WireKind FROM, int N, class S>
+__device__ inline void sources_add(Share<S> &s, const QuantJob &job, const QuantPart &p, int r) {
+  Source<FROM, S> in[N];
 #pragma unroll
-  for (int j = 0; j < N; j++)
+  for (int j = 0; j < N; j++) source_load(in[j], s, job, p, r + j);
 #pragma unroll
-    for (int u = 0; u < unroll<K>(); u++) source_load(in[j][u], s[u], job, p, r + j);
-#pragma unroll
-  for (int j = 0; j < N; j++)
-#pragma unroll
-    for (int u = 0; u < unroll<K>(); u++) source_add(in[j][u], s[u]);
+  for (int j = 0; j < N; j++) source_add(in[j], s);
 }
 
 /* ---- the sink ---- */
 
-template <int LANES, int K>
-__device__ inline float share_scale(const Share<LANES, K> &s, const QuantJob &job) {
+/* The largest |x| of a block that LANES threads hold, as bits. */
+template <class S>
+__device__ inline uint32_t share_most(const Share<S> &s) {
   float most = 0;
 #pragma unroll
-  for (int k = 0; k < K; k++)
+  for (int k = 0; k < S::K; k++)
 #pragma unroll
     for (int i = 0; i < 8; i++)
       if (s.has(k)) most = largest(most, s.e[k].v[i]);
   uint32_t bits = __float_as_uint(most);
-  if constexpr (LANES == 32) {
-    bits = __reduce_max_sync(0xffffffffu, bits);
-  } else {
 #pragma unroll
-    for (int o = LANES / 2; o > 0; o /= 2) {
-      uint32_t other = __shfl_xor_sync(0xffffffffu, bits, o);
-      bits = other > bits ? other : bits;
-    }
+  for (int o = S::LANES / 2; o > 0; o /= 2) {
+    uint32_t other = __shfl_xor_sync(0xffffffffu, bits, o);
+    bits = other > bits ? other : bits;
   }
-  return quant_scale(job.to, job.to_scale, bits);
+  return bits;
 }
 
-/* Errors are read before and written behind what is sent; `e` is what is sent. */
-__device__ inline Raw<WIRE_BF16> error_load(const QuantPart &p, const QuantPlace &b, int i) {
-  return raw_load<WIRE_BF16>(reinterpret_cast<const char *>(p.error + b.at + i), b.n);
+/* What is coded of a block with such a scale. */
+__device__ inline Eight eight_tamed(Eight e, WireKind kind, float scale) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) e.v[i] = tamed(e.v[i], scale, quant_most(kind));
+  return e;
 }
 
-template <WireKind TO>
-__device__ inline void error_store(const QuantPart &p, const QuantPlace &b, int i, const Eight &e,
+/* Errors are read before and written behind what is sent. */
+template <class S>
+__device__ inline void errors_add(Share<S> &s, const QuantPart &p, Raw<WIRE_BF16> *old) {
+  const char *error = reinterpret_cast<const char *>(p.error);
+  if (s.b.n == 0) return;
+#pragma unroll
+  for (int k = 0; k < S::K; k++) {
+    if (!s.has(k)) continue;
+    old[k] =
+        raw_load<WIRE_BF16>(error + s.template offset<WIRE_BF16>(k), s.template apart<WIRE_BF16>());
+    Eight e = raw_decode<WIRE_BF16>(old[k]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) s.e[k].v[i] = __fadd_rn(s.e[k].v[i], e.v[i]);
+  }
+}
+
+template <WireKind TO, class S>
+__device__ inline void error_store(const Share<S> &s, const QuantPart &p, int k,
                                    const Raw<TO> &codes, float scale, const Raw<WIRE_BF16> &old) {
   Eight got = raw_decode<TO>(codes), error = raw_decode<WIRE_BF16>(old);
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     float value = has_blocks(TO) ? __fmul_rn(got.v[j], scale) : got.v[j];
-    error.v[j] = isnan(scale) ? 0.0f : error_left(e.v[j], value, error.v[j], p.keep);
+    error.v[j] = isnan(scale) ? 0.0f : error_left(s.e[k].v[j], value, error.v[j], p.keep);
   }
-  raw_store<WIRE_BF16>(reinterpret_cast<char *>(p.error + b.at + i), b.n,
-                       raw_encode<WIRE_BF16>(error, 1));
+  raw_store<WIRE_BF16>(reinterpret_cast<char *>(p.error) + s.template offset<WIRE_BF16>(k),
+                       s.template apart<WIRE_BF16>(), raw_encode<WIRE_BF16>(error, 1));
 }
 
-template <WireKind TO, int LANES, int K>
-__device__ inline void share_store(Share<LANES, K> &s, const QuantJob &job, const QuantPart &p) {
+template <WireKind TO, bool FED, class S>
+__device__ inline void share_store(Share<S> &s, const QuantJob &job, const QuantPart &p) {
   float scale = 1, inverse = 1;
-  Raw<WIRE_BF16> old[K];
-  if (p.error) {
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-      if (!s.has(k)) continue;
-      old[k] = error_load(p, s.b, s.first(k));
-      Eight e = raw_decode<WIRE_BF16>(old[k]);
-#pragma unroll
-      for (int i = 0; i < 8; i++) s.e[k].v[i] = __fadd_rn(s.e[k].v[i], e.v[i]);
-    }
-  }
+  bool wild = false;
+  Raw<WIRE_BF16> old[S::K];
+  if constexpr (FED) errors_add(s, p, old);
   if constexpr (has_blocks(TO)) {
-    scale = share_scale(s, job);
+    uint32_t most = share_most(s);
+    scale = quant_scale(TO, job.to_scale, most);
     inverse = quant_inverse(scale);
     if (s.lane == 0 && s.b.n > 0) scale_put(job.to_scale, p.to_scales, s.i, scale);
+    wild = most >= QUANT_WILD;
   }
+  if (s.b.n == 0) return;
 #pragma unroll
-  for (int k = 0; k < K; k++) {
+  for (int k = 0; k < S::K; k++) {
     if (!s.has(k)) continue;
-    Eight sent = s.e[k];
-#pragma unroll
-    for (int i = 0; i < 8; i++) sent.v[i] = isnan(scale) ? 0.0f : sent.v[i];
-    Raw<TO> codes = raw_encode<TO>(sent, inverse);
-    char *at = p.to_payload + group_offset(TO, s.b, s.first(k));
-    raw_store<TO>(at, group_apart(TO, s.b), codes);
-    if (p.error) error_store<TO>(p, s.b, s.first(k), sent, codes, scale, old[k]);
+    Raw<TO> codes = raw_encode<TO>(wild ? eight_tamed(s.e[k], TO, scale) : s.e[k], inverse);
+    raw_store<TO>(p.to_payload + s.template offset<TO>(k), s.template apart<TO>(), codes);
+    if constexpr (FED) error_store<TO>(s, p, k, codes, scale, old[k]);
   }
 }
 
@@ -189,30 +205,35 @@ __device__ inline void by_kind(WireKind kind, F f) {
 
 /* ---- kernel ---- */
 
-template <WireKind FROM, int LANES, int K>
-__global__ void __launch_bounds__(QUANT_THREADS) wide_kernel(const __grid_constant__ QuantJob job) {
+template <WireKind FROM, class S>
+__global__ void __launch_bounds__(QUANT_THREADS, 3)
+    wide_kernel(const __grid_constant__ QuantJob job) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  int64_t first = (blockIdx.x - p.first_chunk) * chunk<LANES, K>() + threadIdx.x / LANES;
-  Share<LANES, K> s[unroll<K>()];
+  Share<S> s;
+  s.i = (blockIdx.x - p.first_chunk) * S::CHUNK + threadIdx.x / S::LANES;
+  s.b = quant_place(p, S::WHOLE ? S::BLOCK : job.block, S::WHOLE, s.i);
+  s.lane = threadIdx.x % S::LANES;
 #pragma unroll
-  for (int u = 0; u < unroll<K>(); u++) {
-    s[u].i = first + u * (QUANT_THREADS / LANES);
-    s[u].b = quant_place(p, job.block, s[u].i);
-    s[u].lane = threadIdx.x % LANES;
+  for (int k = 0; k < S::K; k++)
 #pragma unroll
-    for (int k = 0; k < K; k++)
-#pragma unroll
-      for (int i = 0; i < 8; i++) s[u].e[k].v[i] = -0.0f; /* plus x is x, zeros' signs too */
-    if (job.add && job.to == WIRE_F32) start_with_sink<WIRE_F32>(s[u], p);
-    if (job.add && job.to == WIRE_BF16) start_with_sink<WIRE_BF16>(s[u], p);
-  }
+    for (int i = 0; i < 8; i++) s.e[k].v[i] = -0.0f; /* plus x is x, zeros' signs too */
   int r = 0;
-  constexpr int N = together<FROM, K>();
+  if (job.add && job.to == WIRE_F32)
+    start_with<WIRE_F32>(s, p.to_payload);
+  else if (job.add)
+    start_with<WIRE_BF16>(s, p.to_payload);
+  else if constexpr (!has_blocks(FROM)) {
+    start_with<FROM>(s, p.from_payload);
+    r = 1;
+  }
+  constexpr int N = together<FROM, S>();
   for (; r + N <= p.n; r += N) sources_add<FROM, N>(s, job, p, r);
   for (; r < p.n; r++) sources_add<FROM, 1>(s, job, p, r);
   by_kind(job.to, [&](auto kind) {
-#pragma unroll
-    for (int u = 0; u < unroll<K>(); u++) share_store<kind.value>(s[u], job, p);
+    if (p.error)
+      share_store<kind.value, true>(s, job, p);
+    else
+      share_store<kind.value, false>(s, job, p);
   });
 }
 
@@ -225,49 +246,55 @@ bool quant_wide_takes(const QuantJob &job, const QuantPart &p) {
          quant_alignment(p.to_payload, 0) >= bytes[job.to] && quant_alignment(p.error, 0) >= 8;
 }
 
-/* Calls f with the shape of the threads of a block. */
-template <int L, int KK>
-struct Shape {
-  static constexpr int LANES = L, K = KK;
-};
-template <class F>
-static void by_block(int block, F f) {
-  if (block <= 128)
-    f(Shape<16, 1>());
-  else if (block <= 256)
-    f(Shape<32, 1>());
-  else if (block <= 512)
-    f(Shape<32, 2>());
-  else
-    f(Shape<32, 4>());
+bool quant_wide_is_whole(const QuantJob &job, const QuantPart &p) {
+  return p.width % job.block == 0 && (job.block & (job.block - 1)) == 0 && job.block >= 64;
 }
 
-int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p) {
+/* Calls f with the shape for a job, whose parts are all whole or all not. */
+template <class F>
+static void by_shape(const QuantJob &job, bool whole, F f) {
+  if (whole && job.block == 64)
+    f(Shape<64, true>());
+  else if (whole && job.block == 128)
+    f(Shape<128, true>());
+  else if (whole && job.block == 256)
+    f(Shape<256, true>());
+  else if (whole && job.block == 512)
+    f(Shape<512, true>());
+  else if (whole)
+    f(Shape<1024, true>());
+  else if (job.block <= 256)
+    f(Shape<256, false>());
+  else
+    f(Shape<1024, false>());
+}
+
+int64_t quant_wide_chunks(const QuantJob &job, bool whole, const QuantPart &p) {
   int64_t chunks = 0;
-  by_block(job.block, [&](auto s) { chunks = cuda_ceil(p.blocks, chunk<s.LANES, s.K>()); });
+  by_shape(job, whole, [&](auto s) { chunks = cuda_ceil(p.blocks, s.CHUNK); });
   return chunks;
 }
 
 template <WireKind FROM>
-static void launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
-  by_block(job.block, [&](auto s) {
-    wide_kernel<FROM, s.LANES, s.K>
+static void launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks) {
+  by_shape(job, whole, [&](auto s) {
+    wide_kernel<FROM, decltype(s)>
         <<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
   });
   CUDA_LAUNCHED();
 }
 
-void quant_wide_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks) {
   switch (job.from) {
     case WIRE_F32:
-      return launch<WIRE_F32>(stream, job, chunks);
+      return launch<WIRE_F32>(stream, job, whole, chunks);
     case WIRE_BF16:
-      return launch<WIRE_BF16>(stream, job, chunks);
+      return launch<WIRE_BF16>(stream, job, whole, chunks);
     case WIRE_INT8:
-      return launch<WIRE_INT8>(stream, job, chunks);
+      return launch<WIRE_INT8>(stream, job, whole, chunks);
     case WIRE_INT4:
-      return launch<WIRE_INT4>(stream, job, chunks);
+      return launch<WIRE_INT4>(stream, job, whole, chunks);
     case WIRE_FP8:
-      return launch<WIRE_FP8>(stream, job, chunks);
+      return launch<WIRE_FP8>(stream, job, whole, chunks);
   }
 }
