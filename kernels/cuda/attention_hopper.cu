@@ -4,13 +4,15 @@
  * Two kernels, so that every sum has one owner and one order: in keys_kernel tiles of keys stay,
  * and the queries of all heads of their group pass by; in queries_kernel tiles of queries stay, and
  * keys pass by. Both compute the weights again, which costs less than to bring partial sums or ds
- * through memory. A block is two warpgroups, each of which owns 64 of the rows that stay; they hold
- * them in registers, as they do weights and gradients, so shared memory carries only what passes
- * by: a ring of tiles that the copy engine fills. While one warpgroup computes exponentials the
- * other keeps the tensor cores busy.
+ * through memory. A block is two or three warpgroups, each of which owns 64 of the rows that stay;
+ * they hold them in registers, as they do weights and gradients, so shared memory carries only what
+ * passes by: a ring of tiles that the copy engine fills. While one warpgroup computes exponentials
+ * another keeps the tensor cores busy.
  *
  * Sequences have one length, a multiple of 128. */
 #include "kernels/cuda/attention_hopper.h"
+
+#include <stdlib.h>
 
 #include "kernels/cuda/wgmma.h"
 
@@ -20,7 +22,8 @@ typedef __nv_bfloat16 bf16;
 
 /* LEAD: steps that the copies are ahead of compute. A place in the ring is filled again two steps
  * after it was used, so that neither warpgroup waits for the other at once. */
-constexpr int D = 64, ROWS = 64, THREADS = 256, LEAD = 4, RING = LEAD + 2;
+constexpr int D = 64, ROWS = 64, GROUP_THREADS = 128, LEAD = 4, RING = LEAD + 2;
+constexpr int KEY_GROUPS = 2, QUERY_GROUPS = 3; /* warpgroups of a block: as registers allow */
 constexpr int TILE_BYTES = ROWS * D * 2;
 
 struct Shared {
@@ -40,7 +43,7 @@ constexpr float LOG2E = 1.44269504F;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-constexpr int WARPS = THREADS / 32, ROW_BYTES = ROWS * 4;
+constexpr int ROW_BYTES = ROWS * 4;
 
 __device__ inline uint32_t shared_address(const void *p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -50,16 +53,17 @@ __device__ inline uint32_t shared_address(const void *p) {
 struct Me {
   int group, row, column;
   __device__ Me()
-      : group(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0)),
+      : group(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / GROUP_THREADS, 0)),
         row(static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4),
         column(static_cast<int>(threadIdx.x) % 4 * 2) {}
 };
 
-__device__ inline void start_ring(Shared *sh) {
+/* groups: warpgroups that read the ring. */
+__device__ inline void start_ring(Shared *sh, int groups) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < RING; i++) {
       barrier_init(shared_address(&sh->full[i]), 1);
-      barrier_init(shared_address(&sh->empty[i]), WARPS);
+      barrier_init(shared_address(&sh->empty[i]), groups * GROUP_THREADS / 32);
     }
     barrier_init_done();
   }
@@ -139,7 +143,7 @@ __global__ __launch_bounds__(THREADS,
   int64_t key_row = first_row + (first_tile + me.group) * ROWS;
   int64_t k_column = static_cast<int64_t>(job.n_heads + kv_head) * D,
           v_column = k_column + static_cast<int64_t>(job.n_kv_heads) * D;
-  start_ring(sh);
+  start_ring(sh, KEY_GROUPS);
 
   auto copy = [&](int step) {
     int head = kv_head * heads + step / tiles, tile = first_tile + step % tiles, at = step % RING;
@@ -219,8 +223,9 @@ __global__ __launch_bounds__(THREADS,
 #endif
 }
 
-/* dq of 128 queries of a head. Blocks with most keys come first. */
-__global__ __launch_bounds__(THREADS,
+/* dq of 64 queries for each warpgroup, of one head. Blocks with most keys come first. */
+template <int GROUPS>
+__global__ __launch_bounds__(GROUPS *GROUP_THREADS,
                              1) void queries_kernel(const __grid_constant__ CUtensorMap qkv_map,
                                                     Job job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -228,16 +233,18 @@ __global__ __launch_bounds__(THREADS,
   Shared *sh = reinterpret_cast<Shared *>(memory);
   Me me;
   int lists = job.n_seqs * job.n_heads, list = static_cast<int>(blockIdx.x) % lists;
-  int seq = list / job.n_heads, head = list % job.n_heads;
-  int block = job.len / (2 * ROWS) - 1 - static_cast<int>(blockIdx.x) / lists;
-  int steps = 2 * block + 2, first_row = seq * job.len;
-  int kv_head = head / (job.n_heads / job.n_kv_heads);
+  int seq = list / job.n_heads, head = list % job.n_heads, tiles = job.len / ROWS;
+  int first_tile =
+      ((tiles + GROUPS - 1) / GROUPS - 1 - static_cast<int>(blockIdx.x) / lists) * GROUPS;
+  int groups = min(GROUPS, tiles - first_tile), steps = first_tile + groups;
+  int first_row = seq * job.len, kv_head = head / (job.n_heads / job.n_kv_heads);
   int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D,
           out_width = static_cast<int64_t>(job.n_heads) * D;
-  int in_seq = (2 * block + me.group) * ROWS;
+  int diagonal = first_tile + me.group, in_seq = diagonal * ROWS;
   int64_t query_row = first_row + in_seq, q_column = static_cast<int64_t>(head) * D;
   int k_column = (job.n_heads + kv_head) * D, v_column = k_column + job.n_kv_heads * D;
-  start_ring(sh);
+  start_ring(sh, groups);
+  if (me.group >= groups) return;
 
   auto copy = [&](int step) {
     int at = step % RING;
@@ -258,8 +265,7 @@ __global__ __launch_bounds__(THREADS,
   int64_t rows = (static_cast<int64_t>(seq) * job.n_heads + head) * job.len + in_seq + me.row;
   float scale2 = job.scale * LOG2E, lse[2] = {job.lse[rows], job.lse[rows + 8]},
         delta[2] = {job.delta[rows], job.delta[rows + 8]};
-  int diagonal = 2 * block + me.group; /* what comes behind is the second warpgroup's alone */
-  for (int step = 0; step <= diagonal; step++) {
+  for (int step = 0; step <= diagonal; step++) { /* the rest is for the other warpgroups */
     if (threadIdx.x == 0 && step + LEAD < steps) copy(step + LEAD);
     int at = step % RING;
     uint32_t k_tile = shared_address(sh->tile[at][0]), v_tile = shared_address(sh->tile[at][1]);
@@ -325,6 +331,28 @@ __global__ __launch_bounds__(256) void rows_kernel(const bf16 *dout, const bf16 
   lse[to] = LOG2E * lse_NH[static_cast<int64_t>(first_token + t) * n_heads + head0 + h];
 }
 
+void keys_launch(const Job &job, const CUtensorMap &qkv_map, const CUtensorMap &dout_map,
+                 cudaStream_t stream) {
+  int bytes = static_cast<int>(sizeof(Shared));
+  CUDA_CHECK(cudaFuncSetAttribute(keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  int blocks = job.n_seqs * job.n_kv_heads * (job.len / (KEY_GROUPS * ROWS));
+  keys_kernel<<<static_cast<unsigned>(blocks), KEY_GROUPS * GROUP_THREADS, sizeof(Shared),
+                stream>>>(qkv_map, dout_map, job);
+  CUDA_LAUNCHED();
+}
+
+template <int GROUPS = QUERY_GROUPS>
+void queries_launch(const Job &job, const CUtensorMap &qkv_map, cudaStream_t stream) {
+  int bytes = static_cast<int>(sizeof(Shared)), tiles = job.len / ROWS;
+  CUDA_CHECK(cudaFuncSetAttribute(queries_kernel<GROUPS>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  int blocks = job.n_seqs * job.n_heads * ((tiles + GROUPS - 1) / GROUPS);
+  queries_kernel<GROUPS>
+      <<<static_cast<unsigned>(blocks), GROUPS * GROUP_THREADS, sizeof(Shared), stream>>>(qkv_map,
+                                                                                          job);
+  CUDA_LAUNCHED();
+}
+
 /* Rows of a matrix, in tiles of 64 x 64 for the copy engine. */
 CUtensorMap map_rows(Tensor x) {
   typedef decltype(&cuTensorMapEncodeTiled) Encode;
@@ -350,6 +378,7 @@ CUtensorMap map_rows(Tensor x) {
 
 bool takes(Device *d, Segments seg, AttnShape s) {
   int len = seg.n_seqs > 0 ? seg.offsets[1] - seg.offsets[0] : 0;
+  if (!getenv("RLHF_HOPPER")) return false;
   if (cuda_of(d)->arch != 90 || s.head_dim != D || len == 0 || len % (2 * ROWS) != 0) return false;
   if (s.window > 0 && s.window < len) return false;
   for (int b = 0; b <= seg.n_seqs; b++)
@@ -382,16 +411,7 @@ bool hopper_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_
              delta,
              cuda_data<bf16>(dqkv_NQ)};
   CUtensorMap qkv_map = map_rows(qkv_NQ), dout_map = map_rows(dout_NHD);
-  int bytes = static_cast<int>(sizeof(Shared));
-  CUDA_CHECK(cudaFuncSetAttribute(keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  CUDA_CHECK(
-      cudaFuncSetAttribute(queries_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  unsigned blocks = static_cast<unsigned>(n / (2 * ROWS));
-  keys_kernel<<<blocks *static_cast<unsigned>(s.n_kv_heads), THREADS, sizeof(Shared), stream>>>(
-      qkv_map, dout_map, job);
-  CUDA_LAUNCHED();
-  queries_kernel<<<blocks *static_cast<unsigned>(s.n_heads), THREADS, sizeof(Shared), stream>>>(
-      qkv_map, job);
-  CUDA_LAUNCHED();
+  keys_launch(job, qkv_map, dout_map, stream);
+  queries_launch(job, qkv_map, stream);
   return true;
 }
