@@ -127,7 +127,7 @@ __device__ inline void pack_fragment(uint32_t (&a)[16], const float (&c)[32]) {
 #endif
 
 /* dk and dv of 128 keys. Blocks with most queries come first. */
-__global__ __launch_bounds__(THREADS,
+__global__ __launch_bounds__(KEY_GROUPS *GROUP_THREADS,
                              1) void keys_kernel(const __grid_constant__ CUtensorMap qkv_map,
                                                  const __grid_constant__ CUtensorMap dout_map,
                                                  Job job) {
