@@ -1,8 +1,8 @@
 /* Embedding, gathered and scattered rows on the GPU against the CPU.
  *
  * Gathered rows are the same bits. Scattered sums are F32 in runs of token order: 1e-5 of the
- * largest; into BF16 rows half of 2^-8 for the rounding, which happens once (the CPU's rows are
- * F32). */
+ * largest; into BF16 rows half of the spacing, 2^-8, for the rounding, which happens once (the
+ * CPU's rows are F32). */
 #include <unistd.h>
 
 #include "tests/bandwidth.h"
@@ -15,7 +15,8 @@ typedef struct Case {
   Choice choice;
 } Case;
 /* Tokens at random; all the same; one in nine of ten places; each once; a handful, so that runs
- * begin and end in the middle of chunks. Sizes around a chunk (16), a sort's tile, odd widths. */
+ * begin and end in the middle of chunks. Sizes around a chunk (16), more numbers
+ * than a block of the sort owns, odd widths. */
 static const Case cases[] = {{1, 1, 8, ANY},
                              {15, 3, 64, ANY},
                              {16, 3, 64, ONE},
@@ -30,7 +31,8 @@ static const Case cases[] = {{1, 1, 8, ANY},
                              {16384, 32000, 40, ANY},
                              {20000, 2, 24, ONE},
                              {20000, 9, 1, FEW},
-                             {700, 65537, 16, ANY}};
+                             {700, 65537, 16, ANY},
+                             {300, 1200000, 3, ANY}};
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
 static Pair tokens_of(Case k) {

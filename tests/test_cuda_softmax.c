@@ -1,7 +1,8 @@
 /* Log-probabilities, entropy and their gradient on the GPU against the CPU.
  *
  * Bounds relative to the largest value, of sums in another order and exponentials that are off by
- * |z| 2^-24: 1e-5. dlogits in BF16: half of 2^-8 for the rounding. */
+ * |z| 2^-24: 1e-5. dlogits take lse and entropy of their own device, which differ as much, each as
+ * a factor: 3e-5; in BF16 half of its spacing, 2^-8, for the rounding. */
 #include "tests/bandwidth.h"
 
 typedef struct Shape {
@@ -56,13 +57,13 @@ static void check_shape(Shape s, bool with_entropy) {
   backward(w, &p, s.inv_temp, half);
   twin_compare("dlogits BF16", half, 1.0 / 256);
   backward(w, &p, s.inv_temp, whole);
-  twin_compare("dlogits F32", whole, 1e-5);
+  twin_compare("dlogits F32", whole, 3e-5);
   /* A row that is 4 bytes off what the logits' row is: other alignments than theirs. */
   Pair off = twin_rows(twin_unwritten(DT_F32, 1, s.r * s.v + 1), 1, s.r, s.v);
   backward(w, &p, s.inv_temp, off);
-  twin_compare("dlogits elsewhere", off, 1e-5);
+  twin_compare("dlogits elsewhere", off, 3e-5);
   backward(w, &p, s.inv_temp, p.logits);
-  twin_compare("dlogits in place", p.logits, 1e-5);
+  twin_compare("dlogits in place", p.logits, 3e-5);
   twin_same_bits("dlogits in place", whole, p.logits);
   twin_done();
 }

@@ -1,14 +1,15 @@
 /* Column sums of an [n, c] matrix whose terms a functor computes: out[j] += sum over rows of
- * f(row, j). A block sums a strip of columns over a run of rows; the blocks' sums meet in a second
- * pass, in a fixed order. */
+ * term (row, j). A block sums a strip of columns over a run of rows; the blocks' sums meet in a
+ * second pass, in a fixed order. */
 #ifndef KERNELS_CUDA_COLUMNS_H
 #define KERNELS_CUDA_COLUMNS_H
 
 #include "kernels/cuda/rows.h"
 
-enum { COLUMN_LANES = 32, COLUMN_ROWS = 8 };
+enum { COLUMN_LANES = 32, COLUMN_ROWS = 8, COLUMN_UNROLL = 4 };
 
-/* f(row, column) gives the V terms from there on; partial is [gridDim.y, c]. */
+/* f.read(row, column) reads what makes the V terms from there on, f.terms makes them; partial is
+ * [gridDim.y, c]. */
 template <int V, class F>
 __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
     column_kernel(int64_t n, int64_t c, int64_t rows_per_block, float *partial, F f) {
@@ -17,10 +18,16 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
   int64_t first = blockIdx.y * rows_per_block;
   int64_t end = first + rows_per_block < n ? first + rows_per_block : n;
   Floats<V> sum = {};
-  if (column < c) {
-#pragma unroll 4
-    for (int64_t row = first + threadIdx.y; row < end; row += COLUMN_ROWS) {
-      Floats<V> x = f(row, column);
+  for (int64_t row = first + threadIdx.y; row < end && column < c;
+       row += COLUMN_ROWS * COLUMN_UNROLL) {
+    typename F::Read read[COLUMN_UNROLL];
+#pragma unroll
+    for (int u = 0; u < COLUMN_UNROLL; u++)
+      if (row + u * COLUMN_ROWS < end) read[u] = f.read(row + u * COLUMN_ROWS, column);
+#pragma unroll
+    for (int u = 0; u < COLUMN_UNROLL; u++) {
+      if (row + u * COLUMN_ROWS >= end) break;
+      Floats<V> x = f.terms(read[u]);
 #pragma unroll
       for (int k = 0; k < V; k++) sum.v[k] += x.v[k];
     }
@@ -41,10 +48,12 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
 /* c is a multiple of V. */
 template <int V, class F>
 static void cuda_column_sums(Device *d, int64_t n, int64_t c, F f, float *out) {
-  constexpr int64_t BLOCKS_PER_SM = 16, FEWEST_ROWS = 4 * COLUMN_ROWS;
+  constexpr int64_t FEWEST_ROWS = 4 * COLUMN_ROWS;
   if (n == 0 || c == 0) return;
   int64_t strips = cuda_ceil(c, COLUMN_LANES * V);
-  int64_t runs = cuda_ceil(cuda_of(d)->sms * BLOCKS_PER_SM, strips);
+  int64_t blocks =
+      resident_blocks(d, column_kernel<V, F>, COLUMN_LANES * COLUMN_ROWS, 0, strips * n);
+  int64_t runs = blocks < strips ? 1 : blocks / strips;
   int64_t rows = cuda_ceil(n, runs);
   rows = rows < FEWEST_ROWS ? FEWEST_ROWS : rows;
   runs = cuda_ceil(n, rows);

@@ -52,9 +52,11 @@ template <class T, int V>
 struct MatrixTerms {
   const T *x;
   int64_t c;
-  __device__ Floats<V> operator()(int64_t row, int64_t column) const {
-    return floats_load<T, V>(x + row * c + column);
+  using Read = Raw<T, V>;
+  __device__ Read read(int64_t row, int64_t column) const {
+    return raw_load<T, V>(x + row * c + column);
   }
+  __device__ Floats<V> terms(Read r) const { return floats_of<T, V>(r); }
 };
 
 void cuda_bias_grad(Device *d, Tensor dy_NC, Tensor db_C) {
@@ -77,28 +79,28 @@ __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
     sum_partials_kernel(const float *partial, int64_t count, int64_t stride, int64_t width,
                         float *out) {
   __shared__ float part[PARTIAL_WARPS][32];
-  int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   float sum = 0;
+  wait_for_kernel_before();
   if (j < width) {
 #pragma unroll 8
-    for (int64_t i = threadIdx.y; i < count; i += PARTIAL_WARPS) sum += partial[i * stride + j];
+    for (int64_t i = warp; i < count; i += PARTIAL_WARPS) sum += partial[i * stride + j];
   }
-  part[threadIdx.y][threadIdx.x] = sum;
+  part[warp][lane] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || j >= width) return;
+  if (warp > 0 || j >= width) return;
   float total = 0;
 #pragma unroll
-  for (int w = 0; w < PARTIAL_WARPS; w++) total += part[w][threadIdx.x];
+  for (int w = 0; w < PARTIAL_WARPS; w++) total += part[w][lane];
   out[j] += total;
 }
 
 void cuda_sum_partials(Device *d, const float *partial, int64_t count, int64_t stride,
                        int64_t width, float *out) {
   if (width == 0) return;
-  dim3 block(32, PARTIAL_WARPS);
-  sum_partials_kernel<<<grid_of(cuda_ceil(width, 32)), block, 0, cuda_stream(d)>>>(
-      partial, count, stride, width, out);
-  CUDA_LAUNCHED();
+  launch_behind(d, dim3(grid_of(cuda_ceil(width, 32))), 32 * PARTIAL_WARPS, sum_partials_kernel,
+                partial, count, stride, width, out);
 }
 
 enum { SQUARE_THREADS = 256, SQUARE_UNROLL = 4 };

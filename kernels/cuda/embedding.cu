@@ -1,12 +1,11 @@
-/* Embedding and row selection. Scattered sums sort the rows' numbers first (radix sort, which keeps
- * equal numbers in order), so that what goes to one row lies together, in token order: runs. A
+/* Embedding and row selection. Scattered sums put the rows' numbers in order first, equal ones in
+ * token order, so that what goes to one row lies together: runs. A
  * block walks CHUNK sorted places; a run that lies in one chunk is added to its row at once, one
  * that crosses chunks leaves partial sums, which a second pass adds in order. So a token that
  * occurs in every row is as many blocks' work as any other. */
 #include <cassert>
-#include <cub/device/device_radix_sort.cuh>
 
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/row_order.h"
 
 /* ---- gather ---- */
 
@@ -63,18 +62,6 @@ void cuda_embedding_fwd(Device *d, Tensor tokens_N, Tensor table_VC, Tensor y_NC
 /* ---- scatter ---- */
 
 enum { CHUNK = 16, SCATTER_UNROLL = 4, SCATTER_THREADS = 128 };
-
-/* A row's number above, the place it came from below. */
-using Place = unsigned long long;
-__device__ inline unsigned row_of(Place p) { return static_cast<unsigned>(p >> 32); }
-__device__ inline unsigned source_of(Place p) { return static_cast<unsigned>(p); }
-
-__global__ void places_kernel(int64_t r, int64_t n, const int32_t *rows, Place *places) {
-  int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= r) return;
-  assert(rows[i] >= 0 && rows[i] < n);
-  places[i] = static_cast<Place>(rows[i]) << 32 | static_cast<Place>(i);
-}
 
 /* x_NC[row] += the sum of y_RC's rows; partial is [chunks, 2, c]: of the run that came into the
  * chunk, and of the one that goes on after it. */
@@ -136,6 +123,7 @@ template <class TY, class TX, int V>
 __global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(Scatter<TY, TX> a) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK;
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
+  wait_for_kernel_before();
   if (column >= a.c) return;
   float *incoming = a.partial + blockIdx.x * 2 * a.c + column, *outgoing = incoming + a.c;
   Floats<V> sum = {};
@@ -173,6 +161,7 @@ template <class TY, class TX, int V>
 __global__ void __launch_bounds__(SCATTER_THREADS) crossing_kernel(Scatter<TY, TX> a) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK, end = first + CHUNK;
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
+  wait_for_kernel_before();
   if (end >= a.r || column >= a.c) return;
   const Role role = role_of(a.places, a.r, first, end - 1);
   if (role.ends || !role.inside) return;
@@ -184,48 +173,34 @@ __global__ void __launch_bounds__(SCATTER_THREADS) crossing_kernel(Scatter<TY, T
   }
   const float *partial = a.partial + blockIdx.x * 2 * a.c + column;
   Floats<V> sum = x_load<V, float>(partial + a.c);
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t k = 1; k <= chunks; k++) add_to<V>(&sum, x_load<V, float>(partial + k * 2 * a.c));
   Floats<V> x = x_load<V, TX>(a.x + row * a.c + column);
   add_to<V>(&x, sum);
   x_store<V, TX>(a.x + row * a.c + column, x);
 }
 
-/* Sorted places in scratch, with room for the partial sums behind: partial is set to it. */
-static const Place *sorted_places(Device *d, Tensor rows_R, int64_t n, int64_t partials,
-                                  float **partial) {
-  const int r = static_cast<int>(rows_R.dim[0]);
-  int bits = 1;
-  while (bits < 31 && n > INT64_C(1) << bits) bits++;
-  size_t sort_bytes = 0, place_bytes = (static_cast<size_t>(r) * sizeof(Place) + 255) / 256 * 256;
-  Place *none = nullptr;
-  cudaStream_t s = cuda_stream(d);
-  CUDA_CHECK(cub::DeviceRadixSort::SortKeys(nullptr, sort_bytes, none, none, r, 32, 32 + bits, s));
-  sort_bytes = (sort_bytes + 255) / 256 * 256;
-  char *scratch = static_cast<char *>(cuda_scratch(
-      d, 2 * place_bytes + sort_bytes + static_cast<size_t>(partials) * sizeof(float)));
-  Place *places = reinterpret_cast<Place *>(scratch);
-  Place *sorted = reinterpret_cast<Place *>(scratch + place_bytes);
-  *partial = reinterpret_cast<float *>(scratch + 2 * place_bytes + sort_bytes);
-  places_kernel<<<grid_of(cuda_ceil(r, 256)), 256, 0, s>>>(r, n, tensor_i32(rows_R), places);
-  CUDA_LAUNCHED();
-  CUDA_CHECK(cub::DeviceRadixSort::SortKeys(scratch + 2 * place_bytes, sort_bytes, places, sorted,
-                                            r, 32, 32 + bits, s));
-  return sorted;
-}
-
 template <class TY, class TX, int V>
 static void scatter(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
+  constexpr int VC = V < 4 ? V : 4; /* columns of a thread that adds partial sums */
   const int64_t r = y_RC.dim[0], c = y_RC.dim[1], chunks = cuda_ceil(r, CHUNK);
-  Scatter<TY, TX> a = {r, c, nullptr, cuda_data<TY>(y_RC), cuda_data<TX>(x_NC), nullptr};
-  a.places = sorted_places(d, rows_R, x_NC.dim[0], chunks * 2 * c, &a.partial);
+  const size_t order_bytes = row_order_bytes(r);
+  char *scratch = static_cast<char *>(
+      cuda_scratch(d, order_bytes + sizeof(float) * static_cast<size_t>(chunks * 2 * c)));
+  Scatter<TY, TX> a = {r,
+                       c,
+                       nullptr,
+                       cuda_data<TY>(y_RC),
+                       cuda_data<TX>(x_NC),
+                       reinterpret_cast<float *>(scratch + order_bytes)};
+  a.places = cuda_row_order(d, rows_R, x_NC.dim[0], scratch);
   const int64_t strips = cuda_ceil(c, SCATTER_THREADS * V);
-  require(strips <= UINT16_MAX);
-  dim3 grid(grid_of(chunks), grid_of(strips));
-  scatter_kernel<TY, TX, V><<<grid, SCATTER_THREADS, 0, cuda_stream(d)>>>(a);
-  CUDA_LAUNCHED();
-  crossing_kernel<TY, TX, V><<<grid, SCATTER_THREADS, 0, cuda_stream(d)>>>(a);
-  CUDA_LAUNCHED();
+  const int64_t crossing_strips = cuda_ceil(c, SCATTER_THREADS * VC);
+  require(crossing_strips <= UINT16_MAX);
+  launch_behind(d, dim3(grid_of(chunks), grid_of(strips)), SCATTER_THREADS,
+                scatter_kernel<TY, TX, V>, a);
+  launch_behind(d, dim3(grid_of(chunks), grid_of(crossing_strips)), SCATTER_THREADS,
+                crossing_kernel<TY, TX, VC>, a);
 }
 
 template <class TY, class TX>
@@ -239,7 +214,7 @@ void cuda_scatter_add_rows(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
   int64_t n = x_NC.dim[0], c = x_NC.dim[1], r = rows_R.dim[0];
   require(x_NC.ndim == 2 && is_i32_1d(rows_R, r) && is_2d(y_RC, x_NC.dtype, r, c));
   if (r * c == 0) return;
-  require(n > 0 && r <= INT32_MAX);
+  require(n > 0);
   cuda_by_type(x_NC.dtype, [&]<class T>(T) { scatter_any<T, T>(d, y_RC, rows_R, x_NC); });
 }
 
@@ -248,7 +223,7 @@ void cuda_embedding_bwd(Device *d, Tensor tokens_N, Tensor dy_NC, Tensor dtable_
   require(is_2d(dtable_VC, DT_F32, v, c) && is_i32_1d(tokens_N, n));
   require(is_2d(dy_NC, dy_NC.dtype, n, c));
   if (n * c == 0) return;
-  require(v > 0 && n <= INT32_MAX);
+  require(v > 0);
   cuda_by_type(dy_NC.dtype,
                [&]<class T>(T) { scatter_any<T, float>(d, dy_NC, tokens_N, dtable_VC); });
 }

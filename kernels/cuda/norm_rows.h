@@ -160,19 +160,20 @@ struct NormBwd {
   T *dx;
 };
 
-/* Two sums at once: one barrier instead of two. `turn` alternates, so that a warp that is ahead
- * writes where nobody reads any more. */
+/* Both sums behind one barrier; RMSNorm needs b alone. `turn` alternates, so that a warp that is
+ * ahead writes where nobody reads any more. */
 struct Sums {
   float a, b;
 };
+template <bool LAYER>
 __device__ inline Sums block_sums(Sums s, int turn) {
   __shared__ Sums part[2][NORM_MOST_THREADS / 32];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  s = {warp_sum(s.a), warp_sum(s.b)};
+  s = {LAYER ? warp_sum(s.a) : 0.0f, warp_sum(s.b)};
   if (lane == 0) part[turn][warp] = s;
   __syncthreads();
   s = lane < blockDim.x / 32 ? part[turn][lane] : Sums{0, 0};
-  return {warp_sum(s.a), warp_sum(s.b)};
+  return {LAYER ? warp_sum(s.a) : 0.0f, warp_sum(s.b)};
 }
 
 /* What a thread reads of dy, x and dx for the next STAGES rows of its block. */
@@ -197,17 +198,41 @@ struct NormRing {
   }
 };
 
-/* With xhat = (x - mean) rstd and g = w dy: dx += rstd (g - mean(g) - xhat mean(g xhat)), RMSNorm
- * without the means of x and g. partial is [gridDim.x, LAYER ? 2 : 1, c]: sums of dy xhat, and of
- * dy. */
+/* A thread's columns of a row: g = w dy and xhat = (x - mean) rstd. */
+template <int V>
+struct NormPart {
+  Floats<V> g, xhat;
+};
+template <class T, int PACKS, int STAGES>
+__device__ inline NormPart<wide<T>> norm_part(const NormRing<T, PACKS, STAGES> &ring, int stage,
+                                              int p, const Raw<T, wide<T>> &w, float mean,
+                                              float rstd, Floats<wide<T>> *dy) {
+  constexpr int V = wide<T>;
+  *dy = floats_of<T, V>(*ring.slot(stage, 0, p));
+  Floats<V> x = floats_of<T, V>(*ring.slot(stage, 1, p)), wf = floats_of<T, V>(w);
+  NormPart<V> part;
+#pragma unroll
+  for (int k = 0; k < V; k++) {
+    part.g.v[k] = dy->v[k] * wf.v[k];
+    part.xhat.v[k] = x.v[k] * rstd - mean * rstd;
+  }
+  return part;
+}
+
+/* dx += rstd (g - mean(g) - xhat mean(g xhat)), RMSNorm without the means of x and g. partial is
+ * [gridDim.x, LAYER ? 2 : 1, c]: sums of dy xhat, and of dy. Narrow parts stay in registers across
+ * the barrier, wide ones are made again. */
 template <class T, int PACKS, int STAGES, bool LAYER>
 __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_kernel(NormBwd<T> a, float *partial) {
   constexpr int V = wide<T>;
+  constexpr bool KEEP = PACKS * V <= 8;
   extern __shared__ uint4 slots[];
   const NormRing<T, PACKS, STAGES> ring = {slots};
   const int64_t stride = static_cast<int64_t>(blockDim.x) * V, step = gridDim.x;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * V;
+  const float over_c = 1.0f / static_cast<float>(a.c);
   Floats<V> dw[PACKS] = {}, db[PACKS] = {};
+  NormPart<V> part[PACKS];
   Raw<T, V> w[PACKS] = {};
   int64_t row = blockIdx.x;
 #pragma unroll
@@ -224,35 +249,34 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_kernel(NormBwd<T> 
     const float next_mean = LAYER && more ? a.mean[row + step] : 0.0f;
     const int stage = turn % STAGES;
     __pipeline_wait_prior(STAGES - 1);
-    Sums s = {0, 0}; /* of g and of g (x - mean) */
+    Sums s = {0, 0}; /* of g and of g xhat */
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
       if (first + p * stride >= a.c) continue;
-      Floats<V> dy = floats_of<T, V>(*ring.slot(stage, 0, p));
-      Floats<V> x = floats_of<T, V>(*ring.slot(stage, 1, p)), wf = floats_of<T, V>(w[p]);
+      Floats<V> dy;
+      NormPart<V> now = norm_part<T, PACKS, STAGES>(ring, stage, p, w[p], mean, rstd, &dy);
 #pragma unroll
       for (int k = 0; k < V; k++) {
-        float g = dy.v[k] * wf.v[k], centred = x.v[k] - mean;
-        s.b += g * centred;
-        dw[p].v[k] += dy.v[k] * centred * rstd;
+        s.b += now.g.v[k] * now.xhat.v[k];
+        dw[p].v[k] += dy.v[k] * now.xhat.v[k];
         if constexpr (LAYER) {
-          s.a += g;
+          s.a += now.g.v[k];
           db[p].v[k] += dy.v[k];
         }
       }
+      if constexpr (KEEP) part[p] = now;
     }
-    s = block_sums(s, turn % 2);
-    const float mean_g = s.a / static_cast<float>(a.c);
-    const float slope = s.b * rstd * rstd / static_cast<float>(a.c);
+    s = block_sums<LAYER>(s, turn % 2);
+    const float shift = LAYER ? rstd * s.a * over_c : 0.0f, slope = rstd * s.b * over_c;
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
       if (first + p * stride >= a.c) continue;
-      Floats<V> dy = floats_of<T, V>(*ring.slot(stage, 0, p));
-      Floats<V> x = floats_of<T, V>(*ring.slot(stage, 1, p)), wf = floats_of<T, V>(w[p]);
-      Floats<V> dx = floats_of<T, V>(*ring.slot(stage, 2, p));
+      Floats<V> dy, dx = floats_of<T, V>(*ring.slot(stage, 2, p));
+      if constexpr (!KEEP)
+        part[p] = norm_part<T, PACKS, STAGES>(ring, stage, p, w[p], mean, rstd, &dy);
 #pragma unroll
       for (int k = 0; k < V; k++)
-        dx.v[k] += rstd * (dy.v[k] * wf.v[k] - mean_g - slope * (x.v[k] - mean));
+        dx.v[k] = dx.v[k] - shift + rstd * part[p].g.v[k] - slope * part[p].xhat.v[k];
       floats_store<T, V>(a.dx + row * a.c + first + p * stride, dx);
     }
     rstd = next_rstd;
@@ -282,7 +306,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_any_kernel(NormBwd
     s.a += g;
     s.b += g * (to_float(a.x[at + j]) - mean);
   }
-  s = block_sums(s, 0);
+  s = block_sums<true>(s, 0);
   const float mean_g = LAYER ? s.a / static_cast<float>(a.c) : 0.0f;
   const float slope = s.b * rstd * rstd / static_cast<float>(a.c);
   for (int64_t j = threadIdx.x; j < a.c; j += blockDim.x) {
@@ -297,10 +321,12 @@ template <class T, bool LAYER>
 struct NormTerms {
   NormBwd<T> a;
   bool of_w;
-  __device__ Floats<1> operator()(int64_t row, int64_t j) const {
+  using Read = Floats<1>;
+  __device__ Read read(int64_t row, int64_t j) const {
     float dy = to_float(a.dy[row * a.c + j]), mean = LAYER ? a.mean[row] : 0.0f;
     return {{of_w ? dy * (to_float(a.x[row * a.c + j]) - mean) * a.rstd[row] : dy}};
   }
+  __device__ Floats<1> terms(Read r) const { return r; }
 };
 
 template <class T, bool LAYER>

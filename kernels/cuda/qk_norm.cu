@@ -7,14 +7,15 @@
 
 template <class T>
 struct QkNorm {
-  int64_t n;
-  int q_heads, k_heads, dim, lanes;
+  int n, q_heads, k_heads, dim, lanes;
   float eps;
   const T *raw, *wq, *wk;
   T *out; /* forward: qkv; backward: dqkv */
   float *rstd;
-  __device__ int64_t heads() const { return q_heads + 2 * static_cast<int64_t>(k_heads); }
-  __device__ int64_t normed() const { return q_heads + static_cast<int64_t>(k_heads); }
+  __host__ __device__ int heads() const { return q_heads + 2 * k_heads; }
+  __host__ __device__ int normed() const { return q_heads + k_heads; }
+  __device__ int64_t head(int64_t row, int h) const { return row * heads() + h; }
+  __device__ float *rstd_of(int64_t row, int h) const { return rstd + row * normed() + h; }
 };
 
 enum { QK_THREADS = 256, QK_UNROLL = 4 };
@@ -25,12 +26,26 @@ __device__ inline float lanes_sum(float x, int lanes) {
   return x;
 }
 
-template <class T, int V>
-__device__ inline float dot_self(const Raw<T, V> &raw) {
-  Floats<V> x = floats_of<T, V>(raw);
+/* Where a head is: walking by a fixed number of heads needs no division. */
+struct HeadAt {
+  int row, h; /* head h of the `per_row` of a row */
+  __device__ HeadAt(int64_t head, int per_row)
+      : row(static_cast<int>(head / per_row)),
+        h(static_cast<int>(head - head / per_row * per_row)) {}
+  __device__ void walk(const HeadAt &by, int per_row) {
+    row += by.row;
+    h += by.h;
+    if (h < per_row) return;
+    h -= per_row;
+    row++;
+  }
+};
+
+template <int V>
+__device__ inline float dot(const Floats<V> &x, const Floats<V> &y) {
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < V; k++) sum += x.v[k] * x.v[k];
+  for (int k = 0; k < V; k++) sum += x.v[k] * y.v[k];
   return sum;
 }
 
@@ -38,34 +53,40 @@ template <class T, int V>
 __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_kernel(QkNorm<T> a) {
   const int groups = QK_THREADS / a.lanes, group = static_cast<int>(threadIdx.x) / a.lanes;
   const int at = (static_cast<int>(threadIdx.x) - group * a.lanes) * V;
-  const int64_t all = a.n * a.heads();
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * groups * QK_UNROLL + group;
-  Raw<T, V> x[QK_UNROLL], wq = {}, wk = {};
-#pragma unroll
-  for (int u = 0; u < QK_UNROLL; u++) {
-    const int64_t head = first + u * groups;
-    x[u] = {};
-    if (head < all && at < a.dim) x[u] = raw_load<T, V>(a.raw + head * a.dim + at);
-  }
+  const int64_t all = static_cast<int64_t>(a.n) * a.heads();
+  const int64_t turn = static_cast<int64_t>(groups) * QK_UNROLL, all_turns = gridDim.x * turn;
+  Floats<V> wq = {}, wk = {};
   if (at < a.dim) {
-    wq = raw_load<T, V>(a.wq + at);
-    wk = raw_load<T, V>(a.wk + at);
+    wq = floats_load<T, V>(a.wq + at);
+    wk = floats_load<T, V>(a.wk + at);
   }
+  HeadAt here(blockIdx.x * turn + group, a.heads());
+  const HeadAt step(groups, a.heads()), jump(all_turns - turn, a.heads());
+  const float over_dim = 1.0f / static_cast<float>(a.dim);
+  for (int64_t base = blockIdx.x * turn; base < all; base += all_turns) {
+    Raw<T, V> x[QK_UNROLL];
 #pragma unroll
-  for (int u = 0; u < QK_UNROLL; u++) {
-    const int64_t head = first + u * groups, row = head / a.heads(), h = head - row * a.heads();
-    float sum = lanes_sum(dot_self<T, V>(x[u]), a.lanes);
-    if (head >= all || at >= a.dim) continue;
-    if (h < a.normed()) {
-      float rstd = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
-      if (at == 0 && a.rstd) a.rstd[row * a.normed() + h] = rstd;
-      Floats<V> xf = floats_of<T, V>(x[u]);
-      const Floats<V> q = floats_of<T, V>(wq), k = floats_of<T, V>(wk);
-#pragma unroll
-      for (int e = 0; e < V; e++) xf.v[e] *= rstd * (h < a.q_heads ? q.v[e] : k.v[e]);
-      x[u] = raw_of<T, V>(xf);
+    for (int u = 0; u < QK_UNROLL; u++) {
+      const int64_t head = base + u * groups + group;
+      x[u] = {};
+      if (head < all && at < a.dim) x[u] = raw_load<T, V>(a.raw + head * a.dim + at);
     }
-    raw_store<T, V>(a.out + head * a.dim + at, x[u]);
+#pragma unroll
+    for (int u = 0; u < QK_UNROLL; u++, here.walk(step, a.heads())) {
+      Floats<V> xf = floats_of<T, V>(x[u]);
+      const float sum = lanes_sum(dot<V>(xf, xf), a.lanes);
+      if (here.row >= a.n || at >= a.dim) continue;
+      if (here.h < a.normed()) {
+        const float rstd = rsqrtf(sum * over_dim + a.eps);
+        const bool is_query = here.h < a.q_heads;
+        if (at == 0 && a.rstd) *a.rstd_of(here.row, here.h) = rstd;
+#pragma unroll
+        for (int k = 0; k < V; k++) xf.v[k] *= rstd * (is_query ? wq.v[k] : wk.v[k]);
+        x[u] = raw_of<T, V>(xf);
+      }
+      raw_store<T, V>(a.out + (base + u * groups + group) * a.dim + at, x[u]);
+    }
+    here.walk(jump, a.heads());
   }
 }
 
@@ -74,14 +95,15 @@ template <class T>
 __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_any_kernel(QkNorm<T> a) {
   const int lane = threadIdx.x % 32;
   const int64_t head = static_cast<int64_t>(blockIdx.x) * (QK_THREADS / 32) + threadIdx.x / 32;
-  if (head >= a.n * a.heads()) return;
-  const int64_t row = head / a.heads(), h = head - row * a.heads();
+  if (head >= static_cast<int64_t>(a.n) * a.heads()) return;
+  const int64_t row = head / a.heads();
+  const int h = static_cast<int>(head - row * a.heads());
   const T *x = a.raw + head * a.dim, *w = h < a.q_heads ? a.wq : a.wk;
   float sum = 0;
   for (int j = lane; j < a.dim; j += 32) sum += to_float(x[j]) * to_float(x[j]);
   const float rstd = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.dim) + a.eps);
   const bool is_value = h >= a.normed();
-  if (lane == 0 && a.rstd && !is_value) a.rstd[row * a.normed() + h] = rstd;
+  if (lane == 0 && a.rstd && !is_value) *a.rstd_of(row, h) = rstd;
   for (int j = lane; j < a.dim; j += 32)
     a.out[head * a.dim + j] =
         is_value ? x[j] : from_float<T>(to_float(x[j]) * rstd * to_float(w[j]));
@@ -93,46 +115,48 @@ __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_any_kernel(QkNorm<T> a
 template <class T, int V>
 __global__ void __launch_bounds__(QK_THREADS)
     qk_norm_bwd_kernel(QkNorm<T> a, unsigned q_blocks, float *partial) {
+  constexpr int UNROLL = 2;
   __shared__ float part[QK_THREADS * V];
   const bool keys = blockIdx.x >= q_blocks;
   const int groups = QK_THREADS / a.lanes, group = static_cast<int>(threadIdx.x) / a.lanes;
   const int at = (static_cast<int>(threadIdx.x) - group * a.lanes) * V;
-  const int64_t per_row = keys ? a.k_heads : a.q_heads, before = keys ? a.q_heads : 0;
-  const int64_t all = a.n * per_row;
+  const int per_row = keys ? a.k_heads : a.q_heads, before = keys ? a.q_heads : 0;
   const int64_t step = (keys ? gridDim.x - q_blocks : q_blocks) * static_cast<int64_t>(groups);
   const int64_t start = (keys ? blockIdx.x - q_blocks : blockIdx.x) * static_cast<int64_t>(groups);
+  const float over_dim = 1.0f / static_cast<float>(a.dim);
   Floats<V> w = {}, dw = {};
   if (at < a.dim) w = floats_load<T, V>((keys ? a.wk : a.wq) + at);
-  for (int64_t base = start; base < all; base += QK_UNROLL * step) {
-    Raw<T, V> x[QK_UNROLL], dy[QK_UNROLL];
-    float rstd[QK_UNROLL];
-    int64_t to[QK_UNROLL]; /* element of dqkv, or -1 */
+  HeadAt here(start + group, per_row);
+  const HeadAt by(step, per_row);
+  for (int64_t base = start; base < static_cast<int64_t>(a.n) * per_row; base += UNROLL * step) {
+    Raw<T, V> x[UNROLL], dy[UNROLL];
+    float rstd[UNROLL];
+    int64_t to[UNROLL]; /* element of dqkv, or -1 */
 #pragma unroll
-    for (int u = 0; u < QK_UNROLL; u++) {
-      const int64_t i = base + u * step + group, row = i / per_row, h = before + i - row * per_row;
+    for (int u = 0; u < UNROLL; u++, here.walk(by, per_row)) {
       x[u] = {};
       dy[u] = {};
       rstd[u] = 0;
-      to[u] = i < all && at < a.dim ? (row * a.heads() + h) * a.dim + at : -1;
-      if (to[u] < 0) continue;
+      to[u] = -1;
+      if (here.row >= a.n || at >= a.dim) continue;
+      to[u] = a.head(here.row, before + here.h) * a.dim + at;
       x[u] = raw_load<T, V>(a.raw + to[u]);
       dy[u] = raw_load<T, V>(a.out + to[u]);
-      rstd[u] = a.rstd[row * a.normed() + h];
+      rstd[u] = *a.rstd_of(here.row, before + here.h);
     }
 #pragma unroll
-    for (int u = 0; u < QK_UNROLL; u++) {
-      Floats<V> xf = floats_of<T, V>(x[u]), dyf = floats_of<T, V>(dy[u]);
-      float dot = 0;
+    for (int u = 0; u < UNROLL; u++) {
+      Floats<V> xhat = floats_of<T, V>(x[u]), g = floats_of<T, V>(dy[u]);
 #pragma unroll
       for (int k = 0; k < V; k++) {
-        dot += dyf.v[k] * w.v[k] * xf.v[k];
-        dw.v[k] += dyf.v[k] * xf.v[k] * rstd[u];
+        xhat.v[k] *= rstd[u];
+        dw.v[k] += g.v[k] * xhat.v[k];
+        g.v[k] *= w.v[k];
       }
-      dot = lanes_sum(dot, a.lanes);
-      const float slope = dot * rstd[u] * rstd[u] / static_cast<float>(a.dim);
+      const float slope = lanes_sum(dot<V>(g, xhat), a.lanes) * over_dim;
 #pragma unroll
-      for (int k = 0; k < V; k++) dyf.v[k] = rstd[u] * (dyf.v[k] * w.v[k] - slope * xf.v[k]);
-      if (to[u] >= 0) floats_store<T, V>(a.out + to[u], dyf);
+      for (int k = 0; k < V; k++) g.v[k] = rstd[u] * (g.v[k] - slope * xhat.v[k]);
+      if (to[u] >= 0) floats_store<T, V>(a.out + to[u], g);
     }
   }
   const int width = a.lanes * V;
@@ -151,10 +175,11 @@ template <class T>
 __global__ void __launch_bounds__(QK_THREADS) qk_norm_bwd_any_kernel(QkNorm<T> a) {
   const int lane = threadIdx.x % 32;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * (QK_THREADS / 32) + threadIdx.x / 32;
-  if (i >= a.n * a.normed()) return;
-  const int64_t row = i / a.normed(), h = i - row * a.normed();
-  const T *x = a.raw + (row * a.heads() + h) * a.dim, *w = h < a.q_heads ? a.wq : a.wk;
-  T *dy = a.out + (row * a.heads() + h) * a.dim;
+  if (i >= static_cast<int64_t>(a.n) * a.normed()) return;
+  const int64_t row = i / a.normed();
+  const int h = static_cast<int>(i - row * a.normed());
+  const T *x = a.raw + a.head(row, h) * a.dim, *w = h < a.q_heads ? a.wq : a.wk;
+  T *dy = a.out + a.head(row, h) * a.dim;
   float dot = 0;
   for (int j = lane; j < a.dim; j += 32) dot += to_float(dy[j]) * to_float(w[j]) * to_float(x[j]);
   const float rstd = a.rstd[i];
@@ -167,17 +192,21 @@ __global__ void __launch_bounds__(QK_THREADS) qk_norm_bwd_any_kernel(QkNorm<T> a
 template <class T>
 struct QkTerms {
   QkNorm<T> a;
-  int64_t per_row, before;
-  __device__ Floats<1> operator()(int64_t i, int64_t j) const {
-    int64_t row = i / per_row, h = before + i - row * per_row;
-    int64_t at = (row * a.heads() + h) * a.dim + j;
-    return {{to_float(a.out[at]) * to_float(a.raw[at]) * a.rstd[row * a.normed() + h]}};
+  int per_row, before;
+  using Read = Floats<1>;
+  __device__ Read read(int64_t i, int64_t j) const {
+    const int64_t row = i / per_row;
+    const int h = before + static_cast<int>(i - row * per_row);
+    const int64_t at = a.head(row, h) * a.dim + j;
+    return {{to_float(a.out[at]) * to_float(a.raw[at]) * *a.rstd_of(row, h)}};
   }
+  __device__ Floats<1> terms(Read r) const { return r; }
 };
 
 static void check_shapes(Tensor raw_NQ, Tensor wq_D, Tensor wk_D, AttnShape s) {
   DType t = raw_NQ.dtype;
   require(raw_NQ.ndim == 2 && is_1d(wq_D, t, s.head_dim) && is_1d(wk_D, t, s.head_dim));
+  require(raw_NQ.dim[0] <= INT32_MAX);
   require(raw_NQ.dim[1] == static_cast<int64_t>(s.n_heads + 2 * s.n_kv_heads) * s.head_dim);
 }
 
@@ -185,9 +214,17 @@ template <class T>
 static QkNorm<T> norm_of(Tensor raw, Tensor wq, Tensor wk, AttnShape s, Tensor out, Tensor rstd) {
   int lanes = 1;
   while (lanes * wide<T> < s.head_dim) lanes *= 2;
-  return {
-      raw.dim[0],        s.n_heads,        s.n_kv_heads,     s.head_dim,        lanes,           0,
-      cuda_data<T>(raw), cuda_data<T>(wq), cuda_data<T>(wk), cuda_data<T>(out), tensor_f32(rstd)};
+  return {static_cast<int>(raw.dim[0]),
+          s.n_heads,
+          s.n_kv_heads,
+          s.head_dim,
+          lanes,
+          0,
+          cuda_data<T>(raw),
+          cuda_data<T>(wq),
+          cuda_data<T>(wk),
+          cuda_data<T>(out),
+          tensor_f32(rstd)};
 }
 
 /* 32 lanes, at most, hold a head. */
@@ -206,20 +243,21 @@ void cuda_qk_norm_fwd(Device *d, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, float 
   cuda_by_type(raw_NQ.dtype, [&]<class T>(T) {
     QkNorm<T> a = norm_of<T>(raw_NQ, wq_D, wk_D, s, qkv_NQ, rstd_NH);
     a.eps = eps;
-    int64_t all = n * (s.n_heads + 2 * s.n_kv_heads);
-    int64_t each = fits ? QK_THREADS / a.lanes * QK_UNROLL : QK_THREADS / 32;
     auto kernel = fits ? qk_norm_fwd_kernel<T, wide<T>> : qk_norm_fwd_any_kernel<T>;
-    kernel<<<grid_of(cuda_ceil(all, each)), QK_THREADS, 0, cuda_stream(d)>>>(a);
+    int64_t each = fits ? QK_THREADS / a.lanes * QK_UNROLL : QK_THREADS / 32;
+    int64_t blocks = cuda_ceil(n * a.heads(), each);
+    if (fits) blocks = resident_blocks(d, kernel, QK_THREADS, 0, blocks);
+    kernel<<<grid_of(blocks), QK_THREADS, 0, cuda_stream(d)>>>(a);
     CUDA_LAUNCHED();
   });
 }
 
 template <class T>
 static void qk_norm_bwd(Device *d, QkNorm<T> a, float *dwq, float *dwk) {
-  constexpr int64_t FEWEST_TURNS = 4;
+  constexpr int64_t FEWEST_TURNS = 16;
   auto kernel = qk_norm_bwd_kernel<T, wide<T>>;
-  const int64_t each = QK_THREADS / a.lanes * QK_UNROLL * FEWEST_TURNS;
-  const int64_t normed = a.q_heads + static_cast<int64_t>(a.k_heads);
+  const int64_t each = QK_THREADS / a.lanes * FEWEST_TURNS;
+  const int64_t normed = a.normed();
   int64_t blocks = resident_blocks(d, kernel, QK_THREADS, 0, cuda_ceil(a.n * normed, each));
   int64_t q_blocks = cuda_ceil(blocks * a.q_heads, normed);
   int64_t k_blocks = cuda_ceil(blocks * a.k_heads, normed), all = q_blocks + k_blocks;
@@ -234,10 +272,10 @@ static void qk_norm_bwd(Device *d, QkNorm<T> a, float *dwq, float *dwk) {
 /* dw first: dqkv is overwritten. */
 template <class T>
 static void qk_norm_bwd_any(Device *d, QkNorm<T> a, float *dwq, float *dwk) {
-  int64_t normed = a.q_heads + static_cast<int64_t>(a.k_heads);
-  cuda_column_sums<1>(d, a.n * a.q_heads, a.dim, QkTerms<T>{a, a.q_heads, 0}, dwq);
-  cuda_column_sums<1>(d, a.n * a.k_heads, a.dim, QkTerms<T>{a, a.k_heads, a.q_heads}, dwk);
-  qk_norm_bwd_any_kernel<<<grid_of(cuda_ceil(a.n * normed, QK_THREADS / 32)), QK_THREADS, 0,
+  const int64_t n = a.n;
+  cuda_column_sums<1>(d, n * a.q_heads, a.dim, QkTerms<T>{a, a.q_heads, 0}, dwq);
+  cuda_column_sums<1>(d, n * a.k_heads, a.dim, QkTerms<T>{a, a.k_heads, a.q_heads}, dwk);
+  qk_norm_bwd_any_kernel<<<grid_of(cuda_ceil(n * a.normed(), QK_THREADS / 32)), QK_THREADS, 0,
                            cuda_stream(d)>>>(a);
   CUDA_LAUNCHED();
 }

@@ -26,7 +26,7 @@ __device__ inline Floats<V> angles_load(const float *p) {
   return f;
 }
 
-enum { ROPE_THREADS = 256, ROPE_HEADS = 4 };
+enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };
 
 /* A thread turns V pairs of several heads of one token by the same angles: those of `team`,
  * `team + teams`, and so on. */

@@ -135,6 +135,28 @@ static inline unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+/* Launches a kernel that the GPU may make ready while the one before it still runs. The kernel
+ * calls wait_for_kernel_before first of all. */
+template <class... Params, class... Args>
+static inline void launch_behind(Device *d, dim3 grid, unsigned threads, void (*kernel)(Params...),
+                                 Args... args) {
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.stream = cuda_stream(d);
+  config.attrs = &early;
+  config.numAttrs = cuda_of(d)->arch >= 90;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
 /* ---- element-wise: out[i] = f(a[i], b[i]) ---- */
 
 /* Elements before the first that is 16-byte aligned, at most n. */

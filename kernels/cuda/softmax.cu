@@ -54,11 +54,13 @@ __device__ inline RowSums block_rows(RowSums s) {
   return s;
 }
 
+/* Elements before the first on a cache line of its own, so that the accesses of a warp are whole
+ * lines; elements before the rest that is no whole access; all. */
 struct RowSpan {
-  int64_t head, body, v; /* elements before the first aligned one; behind the last aligned four */
+  int64_t head, body, v;
 };
 __device__ inline RowSpan span_of(const float *row, int64_t v) {
-  int64_t head = (16 - reinterpret_cast<uintptr_t>(row) % 16) % 16 / sizeof(float);
+  int64_t head = (128 - reinterpret_cast<uintptr_t>(row) % 128) % 128 / sizeof(float);
   head = head < v ? head : v;
   return {head, head + (v - head) / QUAD * QUAD, v};
 }
