@@ -38,7 +38,7 @@ __device__ static void multiply(float (&sum)[4], uint4 top, uint4 bottom, uint4 
 template <int TILES>
 __device__ static void sum_pieces(const RowsArgs &g, int64_t first_row, float (&sum)[TILES][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t at = warp * PIECE + lane % 4 * 8; /* in k; the piece's other half is 32 on */
+  const int64_t own = lane % 4 * 8; /* this thread's place in half a piece */
   /* rows that do not exist: the last one once more, its results are not kept */
   const bf16 *top = g.w + min(first_row + lane / 4, g.n - 1) * g.k;
   const bf16 *bottom = g.w + min(first_row + lane / 4 + 8, g.n - 1) * g.k;
@@ -47,13 +47,14 @@ __device__ static void sum_pieces(const RowsArgs &g, int64_t first_row, float (&
   for (int t = 0; t < TILES; t++)
     x[t] = g.x + min(static_cast<int64_t>(8 * t + lane / 4), g.m - 1) * g.k;
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  for (int64_t k0 = at; k0 < g.k; k0 += AHEAD * WARPS * PIECE) {
+  /* the whole warp goes round together: its instructions need all threads */
+  for (int64_t k0 = warp * PIECE; k0 < g.k; k0 += AHEAD * WARPS * PIECE) {
     uint4 w[AHEAD][2][2];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        int64_t k = k0 + i * (WARPS * PIECE) + half * (PIECE / 2);
+        int64_t k = k0 + i * (WARPS * PIECE) + half * (PIECE / 2) + own;
         w[i][half][0] = k < g.k ? load_once(top + k) : zero;
         w[i][half][1] = k < g.k ? load_once(bottom + k) : zero;
       }
@@ -61,7 +62,7 @@ __device__ static void sum_pieces(const RowsArgs &g, int64_t first_row, float (&
     for (int i = 0; i < AHEAD; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        int64_t k = k0 + i * (WARPS * PIECE) + half * (PIECE / 2);
+        int64_t k = k0 + i * (WARPS * PIECE) + half * (PIECE / 2) + own;
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
           uint4 b = k < g.k ? __ldg(reinterpret_cast<const uint4 *>(x[t] + k)) : zero;
