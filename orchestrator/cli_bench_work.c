@@ -75,6 +75,7 @@ static void fill_param(ZeroPP *z, int param, const float *normal, int64_t n_norm
   const ParamSpec *s = zeropp_spec(z, param);
   int64_t start, count;
   float *w = zeropp_shard(z, STATE_MASTER, param, &start, &count);
+#pragma omp parallel for
   for (int64_t i = 0; i < count; i++) {
     float x = s->init == INIT_ONES ? 1 : 0;
     w[i] = s->init == INIT_NORMAL ? s->init_std * normal[(start + i) % n_normal] : x;
