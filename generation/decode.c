@@ -257,15 +257,22 @@ static void attend_decode(void *ctx, int layer, Tensor qkv_BQ, Tensor out_BHD) {
                            d->shape, k, v, out_BHD);
 }
 
-/* Sends the pages of a row that the device's table lacks. */
-static void upload_table(Decoder *d, int r) {
-  Row *row = &d->sched->rows[r];
-  int n = row->n_pages - row->uploaded;
-  if (n == 0) return;
-  int64_t at = (int64_t)r * d->sched->table_width + row->uploaded;
-  device_upload(d->device, tensor_i32(d->tables_BP) + at, d->sched->tables + at,
+/* Sends the pages that the device's tables lack: all at once, from the first row with one to the
+ * last, since rows of equal length begin a page in the same step. */
+static void upload_tables(Decoder *d) {
+  Scheduler *s = d->sched;
+  int first = -1, last = -1;
+  for (int r = 0; r < s->n_rows; r++) {
+    Row *row = &s->rows[r];
+    if (row->uploaded == row->n_pages) continue;
+    row->uploaded = row->n_pages;
+    if (first < 0) first = r;
+    last = r;
+  }
+  if (first < 0) return;
+  int64_t at = (int64_t)first * s->table_width, n = (int64_t)(last + 1 - first) * s->table_width;
+  device_upload(d->device, tensor_i32(d->tables_BP) + at, s->tables + at,
                 (size_t)n * sizeof(int32_t));
-  row->uploaded = row->n_pages;
 }
 
 int decoder_step(Decoder *d, Error *err) {
@@ -279,8 +286,8 @@ int decoder_step(Decoder *d, Error *err) {
     d->slots[r] = kv_slot(s->kv, sched_table(s, r), row->len - 1);
     d->lens[r] = row->len;
     d->last[r] = r;
-    upload_table(d, r);
   }
+  upload_tables(d);
   upload(d, head_of(d->slots_N, n), d->slots);
   upload(d, head_of(d->lens_B, n), d->lens);
   model_step(d->model, n, d->tokens, d->positions, attend_decode, d, n, d->last,

@@ -23,11 +23,23 @@ static void check_step(const Model *m, int n, const int32_t *tokens, const int32
   }
 }
 
+/* When decoding, every row is wanted. */
+static bool is_every_row(const int32_t *rows, int n, int64_t all) {
+  int i = 0;
+  while (i < n && rows[i] == i) i++;
+  return i == all;
+}
+
 /* Final norm and head over the wanted rows only: after a prefill that is one row per sequence. */
 static void step_head(Model *m, const TrunkActs *t, int n_rows, const int32_t *rows,
                       Tensor logits_RV) {
   const Ops *op = m->ops;
   int hidden = m->config.hidden;
+  if (is_every_row(rows, n_rows, t->x_NC.dim[0])) {
+    Tensor h_NE = final_forward(m, t->x_NC, t->delta_NC, false).h_NE;
+    op->gemm(m->device, GEMM_NT, 1, h_NE, head_weight(m), 0, logits_RV);
+    return;
+  }
   Tensor rows_R = push_i32(m, n_rows, rows), x_RC = push_act(m, n_rows, hidden);
   Tensor delta_RC = t->delta_NC.data ? push_act(m, n_rows, hidden) : absent();
   op->gather_rows(m->device, t->x_NC, rows_R, x_RC);

@@ -47,6 +47,7 @@ static float number_of(const Rig *r, const Operand *o, int64_t i, int place) {
   float normal = r->normal[(i + 7919 * place) % NORMALS];
   if (o->fill == FILL_NORMAL) return normal;
   if (o->fill == FILL_SMALL) return 0.02F * normal * normal + 0.001F; /* positive: uniforms, too */
+  if (o->fill == FILL_WEIGHTS) return 0.02F * normal;
   return o->fill == FILL_ONES ? 1.0F : 0.0F;
 }
 

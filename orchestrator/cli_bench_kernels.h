@@ -15,7 +15,15 @@ typedef struct KernelShape {
   Segments seg;
 } KernelShape;
 
-typedef enum Fill { FILL_NORMAL, FILL_ONES, FILL_ZERO, FILL_SMALL, FILL_IDS, FILL_PLACES } Fill;
+typedef enum Fill {
+  FILL_NORMAL,
+  FILL_ONES,
+  FILL_ZERO,
+  FILL_SMALL,
+  FILL_WEIGHTS,
+  FILL_IDS,
+  FILL_PLACES
+} Fill;
 enum { MOST_OPERANDS = 8 };
 typedef struct Operand {
   DType type;

@@ -52,13 +52,13 @@ static void add_matrix(KernelList *l, const char *name, int64_t out, int64_t in,
   k->which = GEMM_NT;
   k->calls = calls;
   kernel_operand(k, act, FILL_NORMAL, 1, rows, in);
-  kernel_operand(k, act, FILL_SMALL, 1, out, in);
+  kernel_operand(k, act, FILL_WEIGHTS, 1, out, in);
   kernel_output(k, y, 1, rows, out);
   k = kernel_add(l, run_gemm, flops, "%s, input gradient", name);
   k->which = GEMM_NN;
   k->calls = calls;
   kernel_operand(k, act, FILL_NORMAL, 1, rows, out);
-  kernel_operand(k, act, FILL_SMALL, 1, out, in);
+  kernel_operand(k, act, FILL_WEIGHTS, 1, out, in);
   kernel_output(k, act, 1, rows, in);
   k = kernel_add(l, run_gemm, flops, "%s, weight gradient", name);
   k->which = GEMM_TN;
