@@ -69,9 +69,27 @@ static WireData take(Bench *b, int n) {
   return (WireData){p, p + scales, n, stride};
 }
 
+static void fill_x(Bench *b, uint64_t seed) {
+  enum { PERIOD = 10007 };
+  float *x = tensor_f32(b->x);
+  for (int i = 0; i < COUNT; i++)
+    x[i] = i < PERIOD ? rng_normal(seed, 2, (uint64_t)i) : x[i - PERIOD];
+}
+
+/* What the ranks sent. */
+static void fill_sources(Bench *b) {
+  for (int r = 0; r < SOURCES; r++) {
+    size_t skip = (size_t)r * b->in.stride;
+    b->out = (WireData){(char *)b->in.scales + skip, (char *)b->in.payload + skip, 1, 0};
+    fill_x(b, (uint64_t)r);
+    quantize(b);
+  }
+}
+
 static void bench_format(Bench *b, const char *name) {
   double x = 4.0 * COUNT;
   b->in = take(b, SOURCES);
+  fill_sources(b);
   b->out = take(b, 1);
   double wire = (double)b->bytes;
   report(b, name, "quantize", quantize, x + wire);
@@ -95,8 +113,6 @@ int main(int argc, char **argv) {
   b.x = tensor_1d(device_alloc(b.d, 4UL * COUNT), DT_F32, COUNT);
   b.error = tensor_1d(device_alloc(b.d, 2UL * COUNT), DT_BF16, COUNT);
   device_zero(b.d, b.error.data, 2UL * COUNT);
-  for (int i = 0; i < COUNT; i++)
-    tensor_f32(b.x)[i] = i < 10007 ? rng_normal(1, 2, (uint64_t)i) : tensor_f32(b.x)[i - 10007];
   printf("%s; copy %.1f GB/s; blocks of %d in rows of %d\n", device_describe(b.d),
          b.copy_bytes * 1e-9, block, width);
   for (WireKind k = WIRE_F32; k <= WIRE_FP8; k++) {

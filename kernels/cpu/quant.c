@@ -10,13 +10,14 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/quant.h"
 #if defined __AVX512F__ && defined __AVX512BW__ && defined __FMA__
-#include "kernels/cpu/quant_wide.h"
+#include "kernels/cpu/quant_sum.h"
 #define QUANT_WIDE
 #endif
 
 enum {
-  RUN = 32,    /* blocks that a thread walks at a time */
-  AHEAD = 1024 /* floats that are asked for before they are needed */
+  RUN = 128,       /* blocks that a thread walks at a time */
+  LARGE = 1 << 22, /* elements whose codes are no longer in the cache when they are sent */
+  AHEAD = 1024     /* floats that are asked for before they are needed */
 };
 
 typedef struct Codec {
@@ -58,18 +59,6 @@ float quant_scale(WireFormat f, uint32_t magnitude) {
   while (isinf(s * most))
     s = float_of_bits(bits_of_float(s) - (f.scale == DT_BF16 ? 1U << 16 : 1U));
   return s;
-}
-
-static void put_scale(WireFormat f, void *scales, int64_t i, float s) {
-  if (f.scale == DT_BF16)
-    ((uint16_t *)scales)[i] = bf16_of_float(s);
-  else
-    ((float *)scales)[i] = s;
-}
-
-static float get_scale(WireFormat f, const void *scales, int64_t i) {
-  return f.scale == DT_BF16 ? float_of_bf16(((const uint16_t *)scales)[i])
-                            : ((const float *)scales)[i];
 }
 
 /* ---- codes of a block: by vectors where it is made of them ---- */
@@ -307,6 +296,31 @@ static void dequantize_part(Device *d, WireFormat f, const WirePart *part, bool 
   }
 }
 
+/* From one format to itself in registers, where that can be done: how many blocks from p on, at
+ * most `most`, were. */
+static int64_t requantize_run(WireFormat f, WireFormat f_to, const Walk *w, const Place *p,
+                              int64_t most, const WireData *from, const WireData *to) {
+#ifdef QUANT_WIDE
+  int64_t whole = w->width % w->block == 0 ? most : (w->width - p->column) / w->block;
+  if (f.kind != f_to.kind || !sum_takes(f.kind, w->block, from->n) || whole == 0) return 0;
+  SumRun run = {.from = f,
+                .to = f_to,
+                .in = (const uint8_t *)payload_of(f.kind, from, p),
+                .scales = (const char *)from->scales + (size_t)p->i * dtype_size(f.scale),
+                .stride = from->stride,
+                .n = from->n,
+                .out = (uint8_t *)payload_of(f.kind, to, p),
+                .out_scales = (char *)to->scales + (size_t)p->i * dtype_size(f_to.scale),
+                .block = w->block,
+                .blocks = min_i64(whole, most)};
+  run.past_cache = w->blocks * w->block > LARGE && (uintptr_t)run.out % 64 == 0;
+  return sum_run(f.kind, &run);
+#else
+  (void)f, (void)f_to, (void)w, (void)p, (void)most, (void)from, (void)to;
+  return 0;
+#endif
+}
+
 static void requantize_part(Device *d, WireFormat f, WireFormat f_to, const WirePart *part) {
   const WireSpan s = part->span;
   const WireFeedback e = part->e;
@@ -321,12 +335,20 @@ static void requantize_part(Device *d, WireFormat f, WireFormat f_to, const Wire
   for (int64_t run = 0; run < w.blocks; run += RUN) {
     _Alignas(64) float sum[WIRE_MAX_BLOCK];
     Place p = walk_start(&w, run);
-    for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p)) {
-      decode(f, &p, &from, false, sum);
+    int64_t end = min_i64(w.blocks, run + RUN);
+    while (p.i < end) {
+      int64_t done = e.error.data ? 0 : requantize_run(f, f_to, &w, &p, end - p.i, &from, &to);
+      if (done > 0) {
+        p = walk_start(&w, p.i + done);
+        continue;
+      }
+      bool is_sum = f_to.kind == WIRE_F32 && !e.error.data;
+      decode(f, &p, &from, false, is_sum ? (float *)payload_of(WIRE_F32, &to, &p) : sum);
       if (e.error.data)
         encode_with_error(f_to, &p, sum, e, &to);
-      else
+      else if (!is_sum)
         encode_codes(f_to, &p, sum, encode_scale(f_to, &p, sum, &to), &to);
+      walk_next(&w, &p);
     }
   }
 }

@@ -54,6 +54,22 @@ static inline float float_of_fp8(uint8_t b) {
   return float_of_bits(bits_of_float(x) | (uint32_t)(b & 0x80U) << 24);
 }
 
+/* ---- scales on the wire ---- */
+
+static inline void put_scale(WireFormat f, void *scales, int64_t i, float s) {
+  if (f.scale == DT_BF16)
+    ((uint16_t *)scales)[i] = bf16_of_float(s);
+  else
+    ((float *)scales)[i] = s;
+}
+
+static inline float get_scale(WireFormat f, const void *scales, int64_t i) {
+  return f.scale == DT_BF16 ? float_of_bf16(((const uint16_t *)scales)[i])
+                            : ((const float *)scales)[i];
+}
+
+/* ---- blocks ---- */
+
 static void encode_f32(const float *x, int64_t n, float inverse, void *out) {
   (void)inverse;
   memcpy(out, x, (size_t)n * sizeof(float));
