@@ -13,6 +13,12 @@
 
 #include "kernels/kernels.h"
 
+#ifdef __CUDACC__
+#define DELTA_INLINE static __host__ __device__ inline
+#else
+#define DELTA_INLINE static inline
+#endif
+
 enum { DELTA_ESCAPE = 8, DELTA_BITMAP_BYTES = DELTA_BLOCK / 8 };
 
 typedef struct DeltaHead {
@@ -20,25 +26,25 @@ typedef struct DeltaHead {
   uint16_t changes, escapes;
 } DeltaHead;
 
-static inline int64_t delta_blocks(int64_t n) { return (n + DELTA_BLOCK - 1) / DELTA_BLOCK; }
-static inline bool delta_is_list(int changes) {
+DELTA_INLINE int64_t delta_blocks(int64_t n) { return (n + DELTA_BLOCK - 1) / DELTA_BLOCK; }
+DELTA_INLINE bool delta_is_list(int changes) {
   return 2 * changes <= DELTA_BITMAP_BYTES + (changes + 1) / 2;
 }
-static inline uint32_t delta_codes_bytes(int changes) {
+DELTA_INLINE uint32_t delta_codes_bytes(int changes) {
   int bitmap = DELTA_BITMAP_BYTES + (changes + 1) / 2;
   if (!delta_is_list(changes)) return (uint32_t)(bitmap + 1) / 2 * 2; /* values are aligned */
   return (uint32_t)(2 * changes);
 }
-static inline uint32_t delta_block_bytes(int changes, int escapes) {
+DELTA_INLINE uint32_t delta_block_bytes(int changes, int escapes) {
   return (delta_codes_bytes(changes) + 2 * (uint32_t)escapes + 3) / 4 * 4;
 }
 /* Of the change from one value's bits to another's. */
-static inline int delta_code(uint16_t from, uint16_t to) {
+DELTA_INLINE int delta_code(uint16_t from, uint16_t to) {
   int step = (int)to - (int)from;
   return step >= -7 && step <= 7 ? step + DELTA_ESCAPE : DELTA_ESCAPE;
 }
 /* A term of a checksum: the bits of element i of the tensor. */
-static inline uint64_t checksum_term(uint64_t i, uint16_t bits) {
+DELTA_INLINE uint64_t checksum_term(uint64_t i, uint16_t bits) {
   return ((uint64_t)bits + 1) * ((2 * i + 1) * 0x9E3779B97F4A7C15U);
 }
 

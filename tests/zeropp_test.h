@@ -84,6 +84,7 @@ typedef struct TestMode {
 #define QGZ .qgz = WIRE_INT4
 #define NODE .accumulate_node = true
 #define BF16 .wire = WIRE_BF16
+#define DELTA .delta = true, .refresh_check = 1
 #define FEEDBACK .error_feedback = true, .error_decay = 0.5
 static const TestMode test_modes[] = {
     MODE(.stage = 3),
@@ -104,6 +105,8 @@ static const TestMode test_modes[] = {
     MODE(.stage = 3, .hpz = HPZ_QUANTIZED, QWZ, QGZ, BF16, NODE),
     MODE(.stage = 3, .hpz = HPZ_ON, QWZ, QGZ, BF16, NODE, FEEDBACK),
     MODE(.stage = 3, .hpz = HPZ_ON, QWZ, QGZ, BF16, FEEDBACK, .error_reset = 3),
+    MODE(.stage = 3, .hpz = HPZ_ON, BF16, DELTA),
+    MODE(.stage = 3, .hpz = HPZ_ON, BF16, DELTA, QGZ, NODE),
     MODE(.stage = 0),
     MODE(.stage = 0, BF16),
     MODE(.stage = 1),

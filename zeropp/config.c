@@ -27,6 +27,10 @@ int zeropp_check(const ZeroPPConfig *c, DeviceKind device, int world, Error *err
                      "zeropp.gradients: found bfloat16 with %s, where GEMMs add to the sums "
                      "themselves; expected float32",
                      world == 1 ? "one rank" : "stage 0");
+  if (c->delta && c->wire == WIRE_F32 && c->compute == DT_F32)
+    return error_set(err,
+                     "zeropp.refresh: found delta with weights in float32, nearly all of which "
+                     "change; expected dense, or zeropp.wire or run.precision bfloat16");
   if (c->offload && device == DEVICE_CPU)
     return error_set(err,
                      "zeropp.offload: found optimizer on the CPU, whose memory is the host's "
@@ -46,6 +50,8 @@ ZeroPPConfig zeropp_config(const Recipe *r) {
       .qgz = wire_kind(r->zeropp.qgz),
       .block = (int)r->zeropp.block,
       .scale = strcmp(r->zeropp.scale, "bfloat16") == 0 ? DT_BF16 : DT_F32,
+      .delta = strcmp(r->zeropp.refresh, "delta") == 0,
+      .refresh_check = r->zeropp.refresh_check,
       .error_feedback = r->zeropp.error_feedback,
       .error_decay = r->zeropp.error_decay,
       .error_reset = r->zeropp.error_reset,

@@ -21,6 +21,7 @@ static void check_config(const ZeroPPConfig *c) {
   require(c->stage == 3 || !c->hpz);
   require(c->hpz != HPZ_QUANTIZED || c->qwz);
   require(!c->error_feedback || c->qgz);
+  require(!c->delta || (c->hpz == HPZ_ON && !c->qwz));
   require(!c->accumulate_node || c->stage >= 2);
   require(c->compute == DT_F32 || c->compute == DT_BF16);
   require(c->gradients == DT_F32 || c->gradients == DT_BF16);
@@ -81,6 +82,7 @@ ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSp
   engine_add_kind(z, STATE_MASTER);
   if (z->cfg.trainable) add_gradients(z);
   if (z->cfg.hpz && !z->alias_full) add_secondary(z);
+  if (delta_is_on(z)) delta_open(z);
   if (z->keeps_rounded) z->rounded = device_alloc(d, 2 * (size_t)z->shard_numel);
   return z;
 }
@@ -93,6 +95,7 @@ void zeropp_destroy(ZeroPP *z) {
   state_drop_views(z);
   for (StateKind k = 0; k < STATE_KINDS; k++) engine_drop_kind(z, k);
   device_free(z->device, z->rounded);
+  delta_close(z);
   device_free(z->device, z->secondary);
   device_free(z->device, z->node_sum);
   for (int hop = 0; hop < 2; hop++) device_free(z->device, z->error[hop]);

@@ -46,7 +46,9 @@ static void convert_slice(void *arg) {
 static void start_refresh(ZeroPP *z, Unit *u) {
   const Message *m = &u->message[MSG_WEIGHTS];
   require(z->shard[STATE_MASTER]);
-  if (m->format.kind == u->message[MSG_SECONDARY].format.kind) {
+  if (z->delta) {
+    delta_start(z, u, source(z));
+  } else if (m->format.kind == u->message[MSG_SECONDARY].format.kind) {
     start_slice(z, u, MSG_WEIGHTS, source(z), u->secondary);
   } else {
     u->gather.slice = pool_take(&z->pool, POOL_SLICE, m->slice[z->grid->local_rank]);

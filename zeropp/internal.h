@@ -88,6 +88,8 @@ typedef struct Unit {
   uint64_t full_version; /* of the weights in `full` */
   char *secondary;       /* this rank's slice; hpZ */
   uint64_t secondary_version;
+  size_t delta_at, delta_room; /* this rank's stream among all units', and what it may take */
+  size_t delta_most;           /* of the streams of all nodes */
   bool grad_open;
   float *grad;      /* NULL unless open, or kept until the step (stage 1) */
   bool grad_waits;  /* gradients of micro-batches that the step must still reduce */
@@ -140,10 +142,11 @@ struct ZeroPP {
   float *view[STATE_KINDS]; /* host copies of a parameter's shard, for others to read and write */
   size_t view_bytes[STATE_KINDS];
   Pool pool;
-  char *secondary;    /* all units' */
-  float *node_sum;    /* all units' slices, summed over this node; accumulate: node */
-  uint16_t *error[2]; /* bf16: error feedback of each hop: all units dense, and their slices */
-  int reduces;        /* reductions in flight */
+  char *secondary;     /* all units' */
+  struct Delta *delta; /* NULL unless refreshes are by delta */
+  float *node_sum;     /* all units' slices, summed over this node; accumulate: node */
+  uint16_t *error[2];  /* bf16: error feedback of each hop: all units dense, and their slices */
+  int reduces;         /* reductions in flight */
   int64_t steps;
   uint64_t version;
 };
@@ -224,6 +227,16 @@ void gather_close(ZeroPP *z);
 void gather_replicate(ZeroPP *z, StateKind kind);
 /* The master of a frozen model that keeps rounded weights alone, from those. */
 void gather_restore_master(ZeroPP *z);
+
+/* delta.c: refreshes that send what changed. _start fills u->gather and makes the secondary of this
+ * version; _mismatch: collective, the first unit whose secondaries differ between nodes, or -1. */
+void delta_open(ZeroPP *z);
+void delta_close(ZeroPP *z);
+void delta_start(ZeroPP *z, Unit *u, Memory from);
+int delta_mismatch(const ZeroPP *z);
+bool delta_is_on(const ZeroPP *z);
+void delta_layout(ZeroPP *z);        /* rooms of all units */
+size_t delta_bytes(const ZeroPP *z); /* of what delta_open allocates */
 
 /* gather_direct.c: where weights travel as they are computed with, this rank's slices of a unit's
  * matrices to their places in a full buffer, and those of the others beside them. Returns the

@@ -207,7 +207,7 @@ static void choose_ways(ZeroPP *z) {
   z->keeps_full = c->stage < 3;
   /* The secondary of a node of one rank is all of its weights: kept as they are computed with, they
    * need not be copied for each use. */
-  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && half) {
+  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && half && !c->delta) {
     z->keeps_full = true;
     z->cfg.hpz = HPZ_OFF;
   }
@@ -236,6 +236,7 @@ void layout_build(ZeroPP *z) {
     if (u->count++ == 0) u->first = p;
   }
   place_units(z);
+  if (delta_is_on(z)) delta_layout(z);
 }
 
 void layout_free(ZeroPP *z) {

@@ -41,6 +41,7 @@ static uint64_t gather_bytes(const ZeroPP *z) {
     const Message *m = z->units[i].message;
     uint64_t n = m[z->cfg.hpz ? MSG_SECONDARY : MSG_WEIGHTS].total;
     if (z->cfg.hpz) slice = max_u64(slice, m[MSG_WEIGHTS].slice[z->grid->local_rank]);
+    if (delta_is_on(z)) slice = max_u64(slice, z->units[i].delta_most);
     if (z->cfg.stage == 0) n = m[MSG_EXACT].total; /* a load spreads the state in full precision */
     whole = max_u64(whole, n);
   }
@@ -93,6 +94,7 @@ static ZeroPPMemory memory_of(const ZeroPP *z, bool ema) {
     m.moments = 0;
     if (engine_offloads(z, STATE_MASTER)) m.master = 0;
   }
+  if (delta_is_on(z)) m.secondary += delta_bytes(z);
   m.full_units = memory_working_bytes(z);
   if (z->keeps_rounded) m.full_units += 2 * (uint64_t)z->shard_numel;
   if (!c->trainable && (m.secondary || z->keeps_rounded)) m.master = 0;

@@ -76,9 +76,11 @@ typedef struct ZeroPPConfig {
                      with in BF16 travel in it anyway) */
   WireKind qwz;   /* weights between nodes: WIRE_F32 (as wire says), WIRE_INT8, WIRE_FP8 */
   HpzMode hpz;
-  WireKind qgz; /* gradients: WIRE_F32 (as wire says), WIRE_INT8, WIRE_INT4 */
-  int block;    /* elements to a scale; 0: 256 */
-  DType scale;  /* DT_F32, DT_BF16 */
+  WireKind qgz;          /* gradients: WIRE_F32 (as wire says), WIRE_INT8, WIRE_INT4 */
+  int block;             /* elements to a scale; 0: 256 */
+  DType scale;           /* DT_F32, DT_BF16 */
+  bool delta;            /* a refresh sends the BF16 weights that changed; needs hpz on, no qwz */
+  int64_t refresh_check; /* with delta: secondaries are compared every so many; 0: never */
   bool error_feedback;
   double error_decay;   /* see WireFeedback */
   int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
@@ -122,6 +124,12 @@ void layout_owned(const ParamSpec *s, int nodes, int local, int node, int local_
 void zeropp_prefetch(ZeroPP *z, int unit);
 void zeropp_gather(ZeroPP *z, int unit);
 void zeropp_release(ZeroPP *z, int unit);
+/* What refreshes by delta sent of this rank's own pieces, since the start. */
+typedef struct ZeroPPRefresh {
+  uint64_t weights, changed;
+  uint64_t bytes, dense_bytes; /* sent, and what all of them would have been in BF16 */
+} ZeroPPRefresh;
+ZeroPPRefresh zeropp_refreshed(const ZeroPP *z);
 /* Holds every unit FULL (the rollout's replica, small models) until the matching release. */
 void zeropp_gather_all(ZeroPP *z);
 void zeropp_release_all(ZeroPP *z);

@@ -36,7 +36,7 @@ const Ops cuda_ops = {
     .quantize = cuda_quantize,
     .dequantize = cuda_dequantize,
     .requantize = cuda_requantize,
-    .delta_encode = nullptr, /* their kernels are being written; nothing on a GPU calls them yet */
-    .delta_apply = nullptr,
-    .checksum = nullptr,
+    .delta_encode = cuda_delta_encode,
+    .delta_apply = cuda_delta_apply,
+    .checksum = cuda_checksum,
 };

@@ -53,6 +53,9 @@ void cuda_lerp(Device *d, float w, Tensor x, Tensor y);
 void cuda_quantize(Device *d, WireFormat f, int n, const WirePart *parts);
 void cuda_dequantize(Device *d, WireFormat f, int n, const WirePart *parts, bool add);
 void cuda_requantize(Device *d, WireFormat f, WireFormat f_to, int n, const WirePart *parts);
+void cuda_delta_encode(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes);
+void cuda_delta_apply(Device *d, int n, const DeltaPart *parts);
+void cuda_checksum(Device *d, int n, const Tensor *x, uint64_t *sums);
 
 extern const Ops cuda_ops;
 

@@ -1,0 +1,216 @@
+/* Deltas on the GPU: the CPU's streams to the byte, what they patch, checksums, and speed. */
+#include "kernels/delta.h"
+#include "tests/twin.h"
+
+typedef struct Case {
+  const char *name;
+  int64_t n;
+  double share; /* of values that change */
+  int step;     /* largest change in units of the last place; 0: any bits */
+  int shift;    /* of the operands from what is aligned, elements */
+} Case;
+
+static Pair vector_of(Case c, uint64_t seed, DType type, bool changed) {
+  float *x = mem_alloc((size_t)c.n + 8, sizeof *x);
+  uint16_t bits;
+#pragma omp parallel for private(bits)
+  for (int64_t i = 0; i < c.n; i++) {
+    float v = 0.02f * rng_normal(seed, 1, (uint64_t)i);
+    convert_from_f32(&v, &bits, DT_BF16, 1);
+    if (changed && rng_uniform(seed, 2, (uint64_t)i) < c.share) {
+      double u = rng_uniform(seed, 3, (uint64_t)i);
+      int step = (int)(u * (2 * c.step + 1)) - c.step;
+      bits = c.step ? (uint16_t)(bits + step) : (uint16_t)(u * 0x7f00);
+    }
+    convert_to_f32(&bits, DT_BF16, &x[i], 1);
+  }
+  Pair p = twin_floats(type, x, 1, c.n);
+  free(x);
+  return p;
+}
+
+/* The CPU's copy of a BF16 pair is F32: deltas want its bits. */
+static uint16_t *bits_of(Pair p) {
+  uint16_t *bits = mem_alloc((size_t)tensor_numel(p.cpu) + 1, sizeof *bits);
+  convert_from_f32(tensor_f32(p.cpu), bits, DT_BF16, (size_t)tensor_numel(p.cpu));
+  return bits;
+}
+
+static Tensor from(Tensor t, int64_t first) {
+  t.data = (char *)t.data + (size_t)first * dtype_size(t.dtype);
+  t.dim[0] -= first;
+  return t;
+}
+
+static void compare_bytes(const char *name, const char *what, const void *gpu, const void *want,
+                          size_t bytes) {
+  char text[160];
+  char *got = mem_alloc(bytes + 1, 1);
+  device_download(twins()->gpu, got, gpu, bytes);
+  size_t differ = 0, first = 0;
+  for (size_t i = 0; i < bytes; i++)
+    if (got[i] != ((const char *)want)[i] && differ++ == 0) first = i;
+  if (differ)
+    print_message("%s: %s: %zu of %zu bytes, from %zu on\n", name, what, differ, bytes, first);
+  snprintf(text, sizeof text, "%s: %s", name, what);
+  twin_check(text, differ == 0);
+  free(got);
+}
+
+static void check(Case c, DType type, size_t room) {
+  Twins *t = twins();
+  Pair now = vector_of(c, 5, type, true), last = vector_of(c, 5, DT_BF16, false);
+  uint16_t *bits = bits_of(last), *before = bits_of(last);
+  char *wire = mem_zalloc(room + 16, 1), *gpu_wire = device_alloc(t->gpu, room + 16);
+  char *aligned = wire + (16 - (uintptr_t)wire % 16) % 16;
+  DeltaSize want, *size = device_alloc(t->gpu, sizeof want);
+  Tensor cpu_last = tensor_1d(bits, DT_BF16, c.n);
+  DeltaPart cpu = {from(now.cpu, c.shift), from(cpu_last, c.shift), aligned, room};
+  DeltaPart gpu = {from(now.gpu, c.shift), from(last.gpu, c.shift), gpu_wire, room};
+  t->cpu_ops->delta_encode(t->cpu, 1, &cpu, &want);
+  t->gpu_ops->delta_encode(t->gpu, 1, &gpu, size);
+  compare_bytes(c.name, "size", size, &want, sizeof want);
+  compare_bytes(c.name, "kept", last.gpu.data, bits, 2 * (size_t)c.n);
+  if (want.bytes <= room) {
+    compare_bytes(c.name, "stream", gpu_wire, aligned, want.bytes);
+    device_upload(t->gpu, last.gpu.data, before, 2 * (size_t)c.n);
+    t->gpu_ops->delta_apply(t->gpu, 1, &gpu);
+    compare_bytes(c.name, "patched", last.gpu.data, bits, 2 * (size_t)c.n);
+  }
+  uint64_t sum[2], *gpu_sum = device_alloc(t->gpu, sizeof sum);
+  Tensor cpu_x[2] = {cpu_last, from(cpu_last, c.shift)};
+  Tensor gpu_x[2] = {last.gpu, from(last.gpu, c.shift)};
+  t->cpu_ops->checksum(t->cpu, 2, cpu_x, sum);
+  t->gpu_ops->checksum(t->gpu, 2, gpu_x, gpu_sum);
+  compare_bytes(c.name, "checksums", gpu_sum, sum, sizeof sum);
+  device_free(t->gpu, gpu_sum);
+  device_free(t->gpu, size);
+  device_free(t->gpu, gpu_wire);
+  free(wire);
+  free(bits);
+  free(before);
+}
+
+static void streams_are_the_cpus(void **state) {
+  (void)state;
+  twins();
+  static const Case cases[] = {
+      {"nothing", 5000, 0, 1, 0},
+      {"empty", 1, 0.5, 1, 1},
+      {"a few", 100003, 0.01, 1, 0},
+      {"unaligned", 100003, 0.03, 1, 3},
+      {"lists and maps", 300001, 0.085, 2, 0},
+      {"maps", 70001, 0.3, 7, 0},
+      {"far", 50021, 0.02, 0, 0},
+      {"far, maps", 50021, 0.4, 0, 5},
+      {"all", 9001, 1, 1, 0},
+      {"all, far", 9001, 1, 0, 0},
+      {"one block", 4096, 0.1, 9, 0},
+      {"many blocks", 3000017, 0.02, 1, 0},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    size_t room = 8 * (size_t)cases[i].n + 64;
+    check(cases[i], DT_F32, room);
+    check(cases[i], DT_BF16, room);
+    check(cases[i], DT_F32, 1024); /* too little, mostly */
+    twin_release();
+  }
+  twin_done();
+}
+
+/* Parts of one call, more than a launch takes. */
+static void many_parts_at_once(void **state) {
+  (void)state;
+  enum { PARTS = 150 };
+  Twins *t = twins();
+  static DeltaPart cpu[PARTS], gpu[PARTS];
+  static DeltaSize want[PARTS];
+  DeltaSize *size = device_alloc(t->gpu, sizeof want);
+  Case c = {"parts", PARTS * 5000, 0.02, 1, 0};
+  size_t room = 4096;
+  Pair now = vector_of(c, 9, DT_F32, true), last = vector_of(c, 9, DT_BF16, false);
+  uint16_t *bits = bits_of(last), *before = bits_of(last);
+  char *wire = device_alloc(t->cpu, PARTS * room), *gpu_wire = device_alloc(t->gpu, PARTS * room);
+  memset(wire, 0, PARTS * room);
+  device_zero(t->gpu, gpu_wire, PARTS * room);
+  int64_t at = 0;
+  for (int i = 0; i < PARTS; i++) {
+    int64_t n = i % 7 == 3 ? 0 : 4000 + i * 7 % 900;
+    cpu[i] = (DeltaPart){tensor_1d(tensor_f32(now.cpu) + at, DT_F32, n),
+                         tensor_1d(bits + at, DT_BF16, n), wire + (size_t)i * room, room};
+    gpu[i] = (DeltaPart){tensor_1d(tensor_f32(now.gpu) + at, DT_F32, n),
+                         tensor_1d((uint16_t *)last.gpu.data + at, DT_BF16, n),
+                         gpu_wire + (size_t)i * room, room};
+    at += n;
+  }
+  t->cpu_ops->delta_encode(t->cpu, PARTS, cpu, want);
+  t->gpu_ops->delta_encode(t->gpu, PARTS, gpu, size);
+  compare_bytes("parts", "sizes", size, want, sizeof want);
+  compare_bytes("parts", "streams", gpu_wire, wire, PARTS * room);
+  device_upload(t->gpu, last.gpu.data, before, 2 * (size_t)c.n);
+  t->gpu_ops->delta_apply(t->gpu, PARTS, gpu);
+  compare_bytes("parts", "patched", last.gpu.data, bits, 2 * (size_t)at);
+  device_free(t->cpu, wire);
+  device_free(t->gpu, gpu_wire);
+  device_free(t->gpu, size);
+  free(bits);
+  free(before);
+  twin_done();
+}
+
+/* ---- speed ---- */
+
+typedef struct Run {
+  DeltaPart part;
+  DeltaSize *size;
+  uint16_t *other; /* the values before, so that each encode finds changes */
+  size_t bytes;
+} Run;
+
+static void restore(void *arg) {
+  Run *r = arg;
+  device_copy(twins()->gpu, r->part.last.data, r->other, r->bytes);
+}
+static void restore_and_encode(void *arg) {
+  Run *r = arg;
+  restore(arg);
+  twins()->gpu_ops->delta_encode(twins()->gpu, 1, &r->part, r->size);
+}
+static void apply(void *arg) {
+  twins()->gpu_ops->delta_apply(twins()->gpu, 1, &((Run *)arg)->part);
+}
+static void sum(void *arg) {
+  Run *r = arg;
+  twins()->gpu_ops->checksum(twins()->gpu, 1, &r->part.last, (uint64_t *)r->size);
+}
+
+static void speed(void **state) {
+  (void)state;
+  Twins *t = twins();
+  Case c = {"speed", 1 << 26, 0.02, 1, 0};
+  Pair now = vector_of(c, 5, DT_F32, true), last = vector_of(c, 5, DT_BF16, false);
+  size_t bytes = 2 * (size_t)c.n;
+  Run r = {.size = device_alloc(t->gpu, sizeof *r.size), .other = device_alloc(t->gpu, bytes)};
+  r.bytes = bytes;
+  r.part = (DeltaPart){now.gpu, last.gpu, device_alloc(t->gpu, bytes), bytes};
+  device_copy(t->gpu, r.other, last.gpu.data, bytes);
+  double copy = twin_time("copy of the BF16 values", restore, &r, 2.0 * (double)bytes, 0);
+  double both = twin_time("copy and encode, 2 % change", restore_and_encode, &r, 0, 0);
+  print_message("       encode alone: %.0f us, %.0f GB/s of what is read\n", 1e6 * (both - copy),
+                1e-9 * 6.0 * (double)c.n / (both - copy));
+  DeltaSize size;
+  device_download(t->gpu, &size, r.size, sizeof size);
+  twin_time("apply (the stream counted)", apply, &r, (double)size.bytes, 0);
+  twin_time("checksum", sum, &r, (double)bytes, 0);
+  device_free(t->gpu, r.part.wire);
+  device_free(t->gpu, r.other);
+  device_free(t->gpu, r.size);
+  twin_done();
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(streams_are_the_cpus),
+    cmocka_unit_test(many_parts_at_once),
+    cmocka_unit_test(speed),
+};
+TEST_MAIN(tests)
