@@ -18,9 +18,8 @@ struct Cut {
   int64_t ties;
 };
 
-/* exp_f32 of cpu/vecmath.h, operation by operation. */
+/* exp_f32 of cpu/vecmath.h, operation by operation, for x up to 0 and a rounding. */
 __device__ inline float exp_f32(float x) {
-  x = x > 89.0f ? 89.0f : x;
   x = x < -105.0f ? -105.0f : x;
   const float magic = 12582912.0f;
   float t = fmaf(x, 1.44269504f, magic), n = t - magic;
@@ -38,7 +37,7 @@ __device__ inline float exp_f32(float x) {
 }
 
 /* Orders as logit, then lowest id, do; NaN is as low as -infinity, no key is 0. */
-__device__ inline uint64_t key_of(float x, int64_t id) {
+__device__ inline uint64_t key_of(float x, int id) {
   x = x == x ? x + 0.0f : -INFINITY; /* -0 becomes 0 */
   uint32_t bits = __float_as_uint(x);
   bits = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -48,12 +47,17 @@ __device__ inline int32_t id_of(uint64_t key) {
   return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
+__device__ inline float logit_of(uint64_t key) {
+  uint32_t bits = static_cast<uint32_t>(key >> 32);
+  return __uint_as_float(bits >> 31 ? bits & 0x7fffffffu : ~bits);
+}
+
 /* ---- weights ---- */
 
 /* Ids from v on are as low as can be. */
 template <int PACKS>
-__device__ inline float4 logits_at(const Row<PACKS> &r, int64_t j) {
-  int64_t v = r.a.v;
+__device__ inline float4 logits_at(const Row<PACKS> &r, int j) {
+  int v = static_cast<int>(r.a.v);
   if (r.a.aligned && j + 4 <= v) return *reinterpret_cast<const float4 *>(r.logits + j);
   return make_float4(j < v ? r.logits[j] : -INFINITY, j + 1 < v ? r.logits[j + 1] : -INFINITY,
                      j + 2 < v ? r.logits[j + 2] : -INFINITY,
@@ -61,29 +65,32 @@ __device__ inline float4 logits_at(const Row<PACKS> &r, int64_t j) {
 }
 
 /* Whether an id is one at all, and may be drawn. */
-__device__ inline bool allowed(const Sample &a, const uint8_t *banned, int64_t id) {
-  return id < a.v && !(banned && banned[id]);
+__device__ inline bool allowed(const Sample &a, const uint8_t *banned, int id) {
+  return id < static_cast<int>(a.v) && !(banned && banned[id]);
 }
 
-/* Logits to the packs; the largest key of those that may be drawn, and of all. */
+/* Logits to the packs; the key of the best id that may be drawn, and the largest logit of all. */
 template <int PACKS>
-__device__ inline void read_row(Row<PACKS> &r, uint64_t *best, uint64_t *best_of_all) {
-  uint64_t most = 0, all = 0;
-  each_pack(r, [&](int i, float4 &w) { w = logits_at(r, i < r.a.packs ? r.id(i) : r.a.v); });
+__device__ inline uint64_t read_row(Row<PACKS> &r, float *largest) {
+  float most = -INFINITY, all = -INFINITY;
+  int best = -1;
+  each_pack(r, [&](int i, float4 &w) { w = logits_at(r, r.id(i)); });
   each_pack(r, [&](int i, float4 &w) {
-    if (i >= r.a.packs) return;
     const float x[4] = {w.x, w.y, w.z, w.w};
+    int id = r.id(i);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      int64_t id = r.id(i) + e;
-      uint64_t key = id < r.a.v ? key_of(x[e], id) : 0;
-      if (key > all) all = key;
-      if (key > most && allowed(r.a, r.a.banned, id)) most = key;
+      all = fmaxf(all, x[e]);
+      bool better = x[e] > most || best < 0; /* ids ascend: of equals the first stays */
+      if (!better || !allowed(r.a, r.a.banned, id + e)) continue;
+      best = id + e;
+      most = x[e] > most ? x[e] : most;
     }
   });
-  *best = row_max(r, most);
-  *best_of_all = r.a.banned ? row_max(r, all) : *best;
-  if (*best == 0) __trap(); /* every token id is banned */
+  uint64_t key = row_max(r, best < 0 ? 0 : key_of(most, best));
+  if (key == 0) __trap(); /* every token id is banned */
+  *largest = logit_of(r.a.banned ? row_max(r, key_of(all, 0)) : key);
+  return key;
 }
 
 /* Logits become weights exp(logit / temperature - max), 0 where banned. */
@@ -91,7 +98,7 @@ template <int PACKS>
 __device__ inline void fill_weights(Row<PACKS> &r, float max, const uint8_t *banned) {
   float t = r.a.inv_temp;
   each_pack(r, [&](int i, float4 &w) {
-    int64_t id = i < r.a.packs ? r.id(i) : r.a.v;
+    int id = r.id(i);
     w.x = allowed(r.a, banned, id) ? exp_f32(fmaf(w.x, t, -max)) : 0;
     w.y = allowed(r.a, banned, id + 1) ? exp_f32(fmaf(w.y, t, -max)) : 0;
     w.z = allowed(r.a, banned, id + 2) ? exp_f32(fmaf(w.z, t, -max)) : 0;
@@ -103,62 +110,65 @@ __device__ inline void fill_weights(Row<PACKS> &r, float max, const uint8_t *ban
 
 __device__ inline float next_above(float x) { return __uint_as_float(__float_as_uint(x) + 1); }
 
-/* Of the weights in [low, high], low above 0. */
-template <int PACKS>
-__device__ inline int count_between(Row<PACKS> &r, float low, float high) {
-  int n = 0;
-  each_weight(r, [&](float w) { n += w >= low && w <= high; });
-  return row_sum(r, n);
-}
-template <int PACKS>
-__device__ inline double mass_between(Row<PACKS> &r, float low, float high) {
-  double sum = 0;
+/* Of the weights in [low, high], low above 0; their mass only where it is asked for. */
+template <bool MASS, int PACKS>
+__device__ inline Measure measure(Row<PACKS> &r, float low, float high) {
+  Measure m = {0, 0};
   each_weight(r, [&](float w) {
-    if (w >= low && w <= high) sum += static_cast<double>(w);
+    bool in = w >= low && w <= high;
+    m.count += in;
+    if (MASS && in) m.mass += static_cast<double>(w);
   });
-  return row_sum(r, sum);
+  return row_sum<MASS>(r, m);
 }
 
-/* The largest threshold in [low, 1] whose ids measure `wanted` or more, `low` if none. Those above
- * the interval that is left are measured already. */
-template <class N, class Measure>
-__device__ inline float bisect(float low_weight, N wanted, Measure measure) {
+/* The largest threshold in [low, 1] whose ids measure enough, `low_weight` if none. Those above the
+ * interval that is left are measured already; a single id in it is the answer. */
+template <bool MASS, int PACKS, class Enough>
+__device__ inline float bisect(Row<PACKS> &r, float low_weight, Enough enough) {
   uint32_t low = __float_as_uint(low_weight), high = __float_as_uint(1.0f);
   float top = INFINITY; /* of the interval; a weight can be 1 and a rounding */
-  N above = 0;
-  while (low < high) {
+  Measure above = {0, 0};
+  int from_low = INT32_MAX; /* ids from low on */
+  while (low < high && from_low - above.count != 1) {
     uint32_t mid = low + (high - low + 1) / 2;
-    N from_mid = above + measure(__uint_as_float(mid), top);
-    if (from_mid >= wanted) {
+    Measure m = measure<MASS>(r, __uint_as_float(mid), top);
+    m = {above.count + m.count, above.mass + m.mass};
+    if (enough(m)) {
       low = mid;
+      from_low = m.count;
     } else {
       high = mid - 1;
       top = __uint_as_float(high);
-      above = from_mid;
+      above = m;
     }
   }
-  return __uint_as_float(low);
+  if (low >= high) return __uint_as_float(low);
+  float only = 0;
+  each_weight(r, [&](float w) {
+    if (w >= __uint_as_float(low) && w <= top) only = w;
+  });
+  return logit_of(row_max(r, key_of(only, 0)));
 }
 
 /* The k heaviest ids. */
 template <int PACKS>
 __device__ inline Cut cut_by_count(Row<PACKS> &r, int k) {
-  auto count = [&](float low, float high) { return count_between(r, low, high); };
-  float threshold = bisect(0.0f, k, count);
-  return {threshold, k - count(next_above(threshold), INFINITY)};
+  float threshold = bisect<false>(r, 0, [&](Measure m) { return m.count >= k; });
+  return {threshold, k - measure<false>(r, next_above(threshold), INFINITY).count};
 }
 
 /* The fewest of the heaviest ids of `from` whose share of it reaches p. */
 template <int PACKS>
 __device__ inline Cut cut_by_mass(Row<PACKS> &r, Cut from, double p) {
-  auto mass = [&](float low, float high) { return mass_between(r, low, high); };
-  double whole = mass(next_above(from.threshold), INFINITY);
+  double whole = measure<true>(r, next_above(from.threshold), INFINITY).mass;
   double wanted =
       p * (whole + static_cast<double>(from.ties) * static_cast<double>(from.threshold));
-  float threshold = bisect(from.threshold, wanted, mass);
-  int64_t ties = threshold == from.threshold ? from.ties : count_between(r, threshold, threshold);
-  double missing =
-      (wanted - mass(next_above(threshold), INFINITY)) / static_cast<double>(threshold);
+  float threshold = bisect<true>(r, from.threshold, [&](Measure m) { return m.mass >= wanted; });
+  int64_t ties =
+      threshold == from.threshold ? from.ties : measure<false>(r, threshold, threshold).count;
+  double above = measure<true>(r, next_above(threshold), INFINITY).mass;
+  double missing = (wanted - above) / static_cast<double>(threshold);
   if (missing < static_cast<double>(ties))
     ties = missing > 0 ? static_cast<int64_t>(ceil(missing)) : 0;
   return {threshold, ties};
@@ -169,20 +179,20 @@ template <int PACKS>
 __device__ inline void filter_weights(Row<PACKS> &r) {
   const SampleParams &p = r.a.p;
   Cut c = {0, 0}; /* ids of weight 0 cannot be drawn anyway */
-  if (p.top_k > 0 && p.top_k < count_between(r, next_above(0), INFINITY))
+  if (p.top_k > 0 && p.top_k < measure<false>(r, next_above(0), INFINITY).count)
     c = cut_by_count(r, p.top_k);
   if (p.top_p < 1) c = cut_by_mass(r, c, static_cast<double>(p.top_p));
   int32_t last_tie = INT32_MAX; /* the last id of those at the threshold that is kept */
   if (c.ties <= 0) {
     last_tie = -1;
-  } else if (c.ties < count_between(r, c.threshold, c.threshold)) {
+  } else if (c.ties < measure<false>(r, c.threshold, c.threshold).count) {
     auto tie = [&](float w) { return w == c.threshold ? 1.0 : 0.0; };
     add_up(r, tie);
     last_tie = place_of(r, static_cast<double>(c.ties) - 0.5, tie);
   }
   each_pack(r, [&](int i, float4 &w) {
-    int64_t id = r.id(i);
-    auto cut = [&](float x, int64_t at) {
+    int id = r.id(i);
+    auto cut = [&](float x, int at) {
       return x < c.threshold || (x == c.threshold && at > last_tie) ? 0 : x;
     };
     w = make_float4(cut(w.x, id), cut(w.y, id + 1), cut(w.z, id + 2), cut(w.w, id + 3));
@@ -211,11 +221,10 @@ __global__ __launch_bounds__(THREADS,
                   .pack = {}};
   if (PACKS == 0)
     r.memory = a.weights + static_cast<int64_t>(blockIdx.x) * a.packs * THREADS + thread;
-  uint64_t best, best_of_all;
-  read_row(r, &best, &best_of_all);
-  int32_t token = id_of(best);
+  float largest;
+  int32_t token = id_of(read_row(r, &largest));
   auto weight = [](float w) { return static_cast<double>(w); };
-  float max = r.logits[a.p.greedy ? id_of(best_of_all) : token] * a.inv_temp;
+  float max = a.p.greedy ? largest : r.logits[token] * a.inv_temp;
   fill_weights(r, max, a.p.greedy ? nullptr : a.banned);
   if (!a.p.greedy && (a.p.top_k > 0 || a.p.top_p < 1)) filter_weights(r);
   double sum = add_up(r, weight);

@@ -4,6 +4,7 @@
 #define KERNELS_CUDA_SAMPLE_ROW_H
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/mma.h"
 
 namespace {
 
@@ -23,10 +24,17 @@ struct Sample {
   float *logprob;
 };
 
+/* Of some of the row's ids: how many, and what they weigh. */
+struct Measure {
+  int count;
+  double mass;
+};
+
 /* What a block shares with itself and its cluster. */
 struct Shared {
-  uint64_t slot[2]; /* for exchange: the last and the one before */
-  uint64_t part[WARPS];
+  Measure slot[2]; /* for exchange: the last and the one before */
+  Measure part[WARPS];
+  uint64_t key[WARPS];
   int32_t found;
 };
 
@@ -44,8 +52,10 @@ struct Row {
   float4 *memory;
   float4 pack[PACKS > 0 ? PACKS : 1];
 
-  __device__ int64_t id(int i) const {
-    return (static_cast<int64_t>(rank) * a.packs + i) * PACK_IDS + warp * TILE + 4 * lane;
+  /* The first id of a pack; v where there is none. */
+  __device__ int id(int i) const {
+    if (i >= a.packs) return static_cast<int>(a.v);
+    return (rank * a.packs + i) * PACK_IDS + warp * TILE + 4 * lane;
   }
 };
 
@@ -80,45 +90,51 @@ __device__ inline void cluster_barrier() {
                    : "memory");
 #endif
 }
-__device__ inline uint64_t load_of_rank(const uint64_t *p, int rank) {
-  uint64_t x = *p;
+/* The number that lies at p in the block of that rank. */
+__device__ inline uint64_t load_of_rank(const void *p, int rank) {
+  uint64_t x;
 #if __CUDA_ARCH__ >= 900
-  uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  uint32_t at = shared_address(p);
   asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
   asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(at) : "memory");
+#else
+  x = *static_cast<const uint64_t *>(p);
 #endif
   return x;
 }
 
-/* Lane k of each warp gets rank k's number, which all threads of a block agree on. Two slots take
+/* Lane k of each warp gets rank k's numbers, which all threads of a block agree on. Two slots take
  * turns: whoever writes one again has met at the other those who read it. */
 template <int PACKS>
-__device__ inline uint64_t exchange(Row<PACKS> &r, uint64_t mine) {
+__device__ inline Measure exchange(Row<PACKS> &r, Measure mine) {
   if (r.a.cluster == 1) return mine;
-  uint64_t *slot = r.shared->slot + (r.turn ^= 1);
+  Measure *slot = r.shared->slot + (r.turn ^= 1), each = {0, 0};
   if (threadIdx.x == 0) *slot = mine;
   cluster_barrier();
-  return r.lane < r.a.cluster ? load_of_rank(slot, r.lane) : 0;
+  if (r.lane < r.a.cluster) {
+    each.count = static_cast<int>(load_of_rank(&slot->count, r.lane));
+    each.mass = __longlong_as_double(static_cast<long long>(load_of_rank(&slot->mass, r.lane)));
+  }
+  return each;
 }
 
-template <int PACKS>
-__device__ inline double exchange_double(Row<PACKS> &r, double mine) {
-  uint64_t bits = static_cast<uint64_t>(__double_as_longlong(mine));
-  return __longlong_as_double(static_cast<long long>(exchange(r, bits)));
-}
-
-/* Over the row, in a fixed order; all threads get it. */
-template <int PACKS>
-__device__ inline double row_sum(Row<PACKS> &r, double x) {
-  double each = exchange_double(r, block_sum(x)), sum = 0;
-  for (int k = 0; k < r.a.cluster; k++) sum += __shfl_sync(0xffffffffu, each, k);
-  return sum;
-}
-template <int PACKS>
-__device__ inline int row_sum(Row<PACKS> &r, int x) {
-  uint64_t each = exchange(r, static_cast<uint64_t>(block_sum(x)));
-  int sum = 0;
-  for (int k = 0; k < r.a.cluster; k++) sum += static_cast<int>(__shfl_sync(0xffffffffu, each, k));
+/* Over the row, in a fixed order; all threads get it. The mass only where it is asked for. */
+template <bool MASS, int PACKS>
+__device__ inline Measure row_sum(Row<PACKS> &r, Measure x) {
+  x.count = __reduce_add_sync(0xffffffffu, x.count);
+  if (MASS) x.mass = warp_sum(x.mass);
+  __syncthreads();
+  if (r.lane == 0) r.shared->part[r.warp] = x;
+  __syncthreads();
+  x = r.shared->part[r.lane % WARPS];
+  x.count = __reduce_add_sync(0xffffffffu, r.lane < WARPS ? x.count : 0);
+#pragma unroll
+  for (int o = WARPS / 2; MASS && o > 0; o /= 2) x.mass += __shfl_xor_sync(0xffffffffu, x.mass, o);
+  Measure each = exchange(r, x), sum = {0, 0};
+  for (int k = 0; k < r.a.cluster; k++) {
+    sum.count += __shfl_sync(0xffffffffu, each.count, k);
+    if (MASS) sum.mass += __shfl_sync(0xffffffffu, each.mass, k);
+  }
   return sum;
 }
 
@@ -133,10 +149,11 @@ template <int PACKS>
 __device__ inline uint64_t row_max(Row<PACKS> &r, uint64_t x) {
   x = warp_max(x);
   __syncthreads();
-  if (r.lane == 0) r.shared->part[r.warp] = x;
+  if (r.lane == 0) r.shared->key[r.warp] = x;
   __syncthreads();
-  x = warp_max(r.shared->part[r.lane % WARPS]);
-  return warp_max(exchange(r, x));
+  x = warp_max(r.shared->key[r.lane % WARPS]);
+  Measure each = exchange(r, {0, __longlong_as_double(static_cast<long long>(x))});
+  return warp_max(static_cast<uint64_t>(__double_as_longlong(each.mass)));
 }
 
 /* ---- places ---- */
@@ -177,7 +194,7 @@ __device__ inline double add_up(Row<PACKS> &r, Value value) {
     double sum = warp_sum(pack_sum(w, value));
     if (r.lane == 0) r.cum[i * WARPS + r.warp] = sum;
   });
-  r.of_rank = exchange_double(r, add_tiles(r));
+  r.of_rank = exchange(r, {0, add_tiles(r)}).mass;
   double run = 0;
   for (int k = 0; k < r.a.cluster; k++) {
     if (k == r.rank) r.base = run;
@@ -189,8 +206,8 @@ __device__ inline double add_up(Row<PACKS> &r, Value value) {
 /* The id of a tile at which values, added in order of id to `run`, pass the point: or the last with
  * a value where rounding puts the point behind its end. */
 template <class Value>
-__device__ inline int32_t place_in_tile(float4 w, int64_t first_id, int lane, double run,
-                                        double point, Value value) {
+__device__ inline int32_t place_in_tile(float4 w, int first_id, int lane, double run, double point,
+                                        Value value) {
   const double x[4] = {value(w.x), value(w.y), value(w.z), value(w.w)};
   double own = pack_sum(w, value), to_here = own;
   for (int o = 1; o < 32; o *= 2) {
@@ -203,7 +220,7 @@ __device__ inline int32_t place_in_tile(float4 w, int64_t first_id, int lane, do
   for (int e = 0; e < 4; e++) {
     at += x[e];
     if (!(x[e] > 0)) continue;
-    last = static_cast<int>(first_id) + e;
+    last = first_id + e;
     if (hit < 0 && at > point) hit = last;
   }
   unsigned hits = __ballot_sync(0xffffffffu, hit >= 0);
@@ -238,8 +255,7 @@ __device__ inline int32_t place_of(Row<PACKS> &r, double point, Value value) {
     });
     __syncthreads();
   }
-  uint64_t each = exchange(r, static_cast<uint64_t>(static_cast<uint32_t>(r.shared->found)));
-  return static_cast<int32_t>(__shfl_sync(0xffffffffu, each, owner));
+  return __shfl_sync(0xffffffffu, exchange(r, {r.shared->found, 0}).count, owner);
 }
 
 }  // namespace
