@@ -13,6 +13,7 @@ struct Device {
   size_t total_memory;
   size_t bytes, peak; /* allocated now, most since the last reset */
   size_t own_bytes;   /* of bytes: the back end's own, until it closes */
+  bool capturing;     /* between device_capture_begin and _end */
 };
 
 typedef struct Backend {
@@ -27,6 +28,10 @@ typedef struct Backend {
   void (*download)(Device *d, void *dst, const void *src, size_t bytes);
   void (*copy)(Device *d, void *dst, const void *src, size_t bytes); /* queued */
   void (*sync)(Device *d);
+  void (*capture_begin)(Device *d); /* this and the next three: NULL without graphs */
+  DeviceGraph *(*capture_end)(Device *d);
+  void (*graph_launch)(Device *d, DeviceGraph *g);
+  void (*graph_free)(Device *d, DeviceGraph *g);
   int (*attach)(Grid *g, Device *d, Error *err); /* grid_attach; NULL: the host's Comms serve */
 } Backend;
 

@@ -26,7 +26,15 @@ DeviceKind device_kind(const Device *d) { return d->kind; }
 const char *device_describe(const Device *d) { return d->describe; }
 int device_threads(const Device *d) { return d->threads; }
 
+static void refuse_in_capture(const Device *d, const char *what) {
+  if (d->capturing)
+    die("%s while a step is captured: run the step once uncaptured before, and what is not an op "
+        "outside",
+        what);
+}
+
 void *device_alloc(Device *d, size_t bytes) {
+  refuse_in_capture(d, "memory is allocated");
   void *p = d->backend->alloc(d, bytes);
   if (!p)
     die("out of memory: %zu bytes asked, %zu allocated, %zu for this rank", bytes, d->bytes,
@@ -38,6 +46,7 @@ void *device_alloc(Device *d, size_t bytes) {
 
 void device_free(Device *d, void *p) {
   if (!p) return;
+  refuse_in_capture(d, "memory is freed");
   d->bytes -= d->backend->release(d, p);
 }
 
@@ -56,10 +65,12 @@ void device_zero(Device *d, void *p, size_t bytes) {
 }
 
 void device_upload(Device *d, void *dst, const void *src_host, size_t bytes) {
+  refuse_in_capture(d, "an upload");
   if (bytes) d->backend->upload(d, dst, src_host, bytes);
 }
 
 void device_download(Device *d, void *dst_host, const void *src, size_t bytes) {
+  refuse_in_capture(d, "a download");
   if (bytes) d->backend->download(d, dst_host, src, bytes);
 }
 
@@ -67,7 +78,34 @@ void device_copy(Device *d, void *dst, const void *src, size_t bytes) {
   if (bytes) d->backend->copy(d, dst, src, bytes);
 }
 
-void device_sync(Device *d) { d->backend->sync(d); }
+void device_sync(Device *d) {
+  refuse_in_capture(d, "a wait");
+  d->backend->sync(d);
+}
+
+bool device_capture_begin(Device *d) {
+  require(!d->capturing);
+  if (!d->backend->capture_begin) return false;
+  d->backend->capture_begin(d);
+  d->capturing = true;
+  return true;
+}
+
+DeviceGraph *device_capture_end(Device *d) {
+  require(d->capturing);
+  d->capturing = false;
+  return d->backend->capture_end(d);
+}
+
+void device_graph_launch(Device *d, DeviceGraph *g) {
+  refuse_in_capture(d, "a captured step");
+  d->backend->graph_launch(d, g);
+}
+
+void device_graph_free(Device *d, DeviceGraph *g) {
+  if (g) d->backend->graph_free(d, g);
+}
+
 size_t device_bytes(const Device *d) { return d->bytes; }
 size_t device_peak_bytes(const Device *d) { return d->peak; }
 void device_reset_peak(Device *d) { d->peak = d->bytes; }

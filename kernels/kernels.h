@@ -64,6 +64,37 @@ typedef struct SampleParams {
   bool greedy;       /* argmax, ties to the lowest id */
 } SampleParams;
 
+/* What a Linear does to its input on the way in. RMSNORM: as rmsnorm_fwd, by norm_K and eps.
+ * SWIGLU: x rows are [g: K | u: K], as swiglu_fwd. */
+typedef enum Front { FRONT_NONE, FRONT_RMSNORM, FRONT_SWIGLU } Front;
+
+/* y = front(x) W^T + b, added to y where `add` says so: what decoding does between attentions. */
+typedef struct Linear {
+  Front front;
+  Tensor norm_K;
+  float eps;
+  Tensor w_OK;
+  Tensor bias_O;   /* may be absent */
+  Tensor front_MK; /* room for front(x) where it is made by itself; absent with FRONT_NONE */
+  bool add;
+} Linear;
+
+/* The rows of a batch that decodes without the host. I32 device memory unless it says otherwise. A
+ * row with len 0 is inert: its slot is -1, its other numbers are in range and mean nothing.
+ * Otherwise its newest token is number len - 1, with its position and slot, and u is the random
+ * number of what is drawn behind it. */
+typedef struct DecodeRows {
+  int page_size, first; /* first: the position of token 0 */
+  uint64_t seed;        /* of random numbers; core/rng.h */
+  Tensor token_B, position_B, len_B, slot_B, table_BP;
+  Tensor end_B;    /* a row becomes inert when it has this many tokens */
+  Tensor stream_B; /* I64: the row's stream of random numbers; the index is a token's number */
+  Tensor u_B;      /* F32 */
+  Tensor drawn_B, logprob_B;                   /* of sample; logprob F32 */
+  Tensor step_1;                               /* counts the calls */
+  Tensor history_token_TB, history_logprob_TB; /* what was drawn at each step; -1 by inert rows */
+} DecodeRows;
+
 /* How numbers travel and how a secondary copy is kept. INT8, INT4 and FP8 (e4m3) quantize: `block`
  * consecutive elements of one row share a scale = largest |x| / (127, 7, 448), and an element is
  * its code times the scale, codes rounded to nearest even. A block with a NaN or an infinity has
@@ -180,13 +211,25 @@ typedef struct Ops {
 
   /* Paged KV cache: pages are [n_pages, page_size, K, D], one tensor for k and one for v per layer;
    * how a page is laid out inside is the back end's own affair.
-   * slot_N (I32) = page * page_size + place of each row's token. */
+   * slot_N (I32) = page * page_size + place of each row's token; nothing is written for -1. */
   void (*kv_write)(Device *, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k_pages,
                    Tensor v_pages);
   /* One query per sequence: row b of qkv_BQ (its q heads) against the first len_B[b] cached tokens
-   * of sequence b (its own, already written, included). page_table_BP: I32 page ids. */
+   * of sequence b (its own, already written, included). page_table_BP: I32 page ids. Where len is 0
+   * out is 0. */
   void (*attention_decode)(Device *, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,
                            Tensor k_pages, Tensor v_pages, Tensor out_BHD);
+
+  /* rope, then kv_write, in one. cos and sin may be absent: only kv_write. */
+  void (*rope_write)(Device *, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
+                     AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
+  /* y_MO has the compute type or F32; it does not alias x. A row's bits do not depend on the other
+   * rows while there are at most 64. What l holds may be read before the op queued right before
+   * this one is done. */
+  void (*linear)(Device *, Linear l, Tensor x, Tensor y_MO);
+  /* Every row goes on to the token that was drawn for it: history, token, len, position, slot, u;
+   * step counts on. */
+  void (*decode_advance)(Device *, DecodeRows r);
 
   /* SwiGLU (Shazeer 2020): y_NF = silu(g) * u with gu_N2F rows = [g: F | u: F]. */
   void (*swiglu_fwd)(Device *, Tensor gu_N2F, Tensor y_NF);
@@ -280,6 +323,17 @@ size_t device_peak_bytes(const Device *d); /* most since the last reset */
 void device_reset_peak(Device *d);
 size_t device_total_memory(
     const Device *d); /* bytes this rank may use: memory of the machine / ranks on it */
+
+/* A step that is queued many times: between begin and end nothing runs, what is queued is kept with
+ * its arguments, addresses and values alike, and a launch queues it all again, cheaply. Ops, copies
+ * on the device and device_zero only. Run the same once before, uncaptured, so that scratch and
+ * plans exist; what it names must live as long as it does. begin is false where the back end has no
+ * graphs (the CPU): then ops run as ever, and the caller runs its step each time. */
+typedef struct DeviceGraph DeviceGraph;
+bool device_capture_begin(Device *d);
+DeviceGraph *device_capture_end(Device *d);
+void device_graph_launch(Device *d, DeviceGraph *g);
+void device_graph_free(Device *d, DeviceGraph *g); /* NULL is fine */
 
 /* Rates measured on this device now, for "utilisation of the peak": takes about half a second. */
 typedef struct DeviceRates {

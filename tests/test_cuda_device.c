@@ -47,6 +47,14 @@ static void opens_and_frees(void *unused) {
   if (d) frees_what_is_not_its_own(d);
 }
 
+static void uploads_while_capturing(void *unused) {
+  (void)unused;
+  Error err = {""};
+  Device *d = device_open(DEVICE_CUDA, 1, &err);
+  void *p = d ? device_alloc(d, 64) : NULL;
+  if (p && device_capture_begin(d)) device_upload(d, p, "x", 1);
+}
+
 /* First of all, before this process has opened the GPU. The child's death is its message; without a
  * GPU the child lives, which test_death would fail: so ask in a child of its own first. */
 static bool gpu_is_there(void) {
@@ -60,6 +68,8 @@ static void deaths_name_their_cause(void **state) {
   assert_non_null(strstr(said, "out of memory: 70368744177664 bytes asked"));
   said = test_death(opens_and_frees, NULL);
   assert_non_null(strstr(said, "device_free of"));
+  said = test_death(uploads_while_capturing, NULL);
+  assert_non_null(strstr(said, "an upload while a step is captured"));
 }
 
 static unsigned char pattern(size_t i, unsigned seed) {
@@ -167,6 +177,43 @@ static void rates_are_measured(void **state) {
   assert_true(device_bytes(d) == before && device_peak_bytes(d) == peak);
 }
 
+/* A step of products, an op and a copy, captured once and launched many times: what it computes,
+ * that nothing runs while it is captured, and that scratch which grows later does not pull away
+ * what the captured step uses. */
+static void captured_steps_run(void **state) {
+  (void)state;
+  Twins *t = twins();
+  enum { M = 48, C = 256, BIG = 12000000, LAUNCHES = 5 };
+  const Ops *op = t->gpu_ops;
+  Pair x = twin_random(DT_BF16, 1, 1, 2, M, C), w = twin_random(DT_BF16, 2, 0.05f, 2, C, C);
+  Pair y = twin_unwritten(DT_BF16, 2, M, C), sum = twin_filled(DT_F32, 0, 2, M, C);
+  Pair step = twin_filled(DT_F32, 1, 1, M * C);
+  op->gemm(t->gpu, GEMM_NT, 1, x.gpu, w.gpu, 0, y.gpu); /* once uncaptured */
+  if (!device_capture_begin(t->gpu)) fail_msg("CUDA has graphs");
+  op->gemm(t->gpu, GEMM_NT, 1, x.gpu, w.gpu, 0, y.gpu);
+  device_copy(t->gpu, x.gpu.data, y.gpu.data, tensor_bytes(x.gpu));
+  op->axpy(t->gpu, 1, step.gpu, sum.gpu);
+  DeviceGraph *g = device_capture_end(t->gpu);
+  twin_compare("nothing ran while it was captured", sum, 0);
+  Pair many = twin_filled(DT_F32, 1, 1, BIG), ids = twin_filled(DT_BF16, 1, 2, 4096, 4096);
+  (void)op->sum_squares(t->gpu, many.gpu); /* ops with scratch of their own */
+  Pair dw = twin_filled(DT_F32, 0, 1, 4096);
+  op->bias_grad(t->gpu, ids.gpu, dw.gpu);
+  for (int i = 0; i < LAUNCHES; i++) device_graph_launch(t->gpu, g);
+  for (int i = 0; i < LAUNCHES; i++) {
+    t->cpu_ops->gemm(t->cpu, GEMM_NT, 1, x.cpu, w.cpu, 0, y.cpu);
+    twin_round(DT_BF16, y);
+    device_copy(t->cpu, x.cpu.data, y.cpu.data, tensor_bytes(x.cpu));
+    t->cpu_ops->axpy(t->cpu, 1, step.cpu, sum.cpu);
+  }
+  twin_compare("sums of the launches", sum, 0);
+  twin_compare("products of the launches", y,
+               0.03); /* five roundings to BF16, and what they move */
+  device_graph_free(t->gpu, g);
+  device_graph_free(t->gpu, NULL);
+  twin_done();
+}
+
 static void closes_and_opens_again(void **state) {
   (void)state;
   (void)twins();
@@ -187,6 +234,6 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(opens_and_describes),      cmocka_unit_test(memory_is_counted),
     cmocka_unit_test(data_goes_there_and_back), cmocka_unit_test(small_uploads_stay_in_order),
     cmocka_unit_test(copies_are_timed),         cmocka_unit_test(rates_are_measured),
-    cmocka_unit_test(closes_and_opens_again),
+    cmocka_unit_test(captured_steps_run),       cmocka_unit_test(closes_and_opens_again),
 };
 TEST_MAIN(tests)

@@ -89,6 +89,17 @@ static void data_goes_there_and_back(void **state) {
   device_close(d);
 }
 
+static void the_cpu_has_no_graphs(void **state) {
+  (void)state;
+  Device *d = open_cpu(1);
+  assert_false(device_capture_begin(d)); /* and goes on as ever */
+  float x[2] = {1, 2}, y[2] = {0, 0};
+  device_ops(d)->axpy(d, 2, f32_1d(x, 2), f32_1d(y, 2));
+  assert_true(y[0] == 2 && y[1] == 4);
+  device_graph_free(d, NULL);
+  device_close(d);
+}
+
 static void rates_are_measured(void **state) {
   (void)state;
   Device *d = open_cpu(1);
@@ -107,6 +118,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(threads_follow_the_environment),
     cmocka_unit_test(memory_is_counted),
     cmocka_unit_test(data_goes_there_and_back),
+    cmocka_unit_test(the_cpu_has_no_graphs),
     cmocka_unit_test(rates_are_measured),
 };
 TEST_MAIN(tests)

@@ -163,6 +163,15 @@ static inline Pair twin_absent(void) {
   return (Pair){none, none};
 }
 
+/* Rounds the CPU's copy as a tensor of that type would have. */
+static inline void twin_round(DType type, Pair p) {
+  size_t n = (size_t)tensor_numel(p.cpu);
+  void *typed = mem_alloc(n + 1, sizeof(float));
+  convert_from_f32(tensor_f32(p.cpu), typed, type, n);
+  convert_to_f32(typed, type, tensor_f32(p.cpu), n);
+  free(typed);
+}
+
 /* ---- comparison ---- */
 
 /* What the GPU has, as floats (F32, BF16); the caller frees it. */

@@ -19,6 +19,7 @@ extern "C" {
 struct CudaGemm;      /* gemm.cu: cuBLASLt's handle, workspace and chosen algorithms */
 struct CudaAttention; /* attention.cu: cuDNN's handle and built graphs */
 struct CudaStaging;   /* staging.cu: pinned memory of uploads and downloads */
+struct CudaGraphs;    /* graph.cu: captured steps, and the scratch that they name */
 struct CudaBlocks;    /* device.cu: what was allocated */
 
 struct CudaDevice {
@@ -31,6 +32,7 @@ struct CudaDevice {
   cudaStream_t current; /* compute; comm while queued work of a collective is launched */
   void *scratch[2];     /* of compute and comm */
   size_t scratch_bytes[2];
+  CudaGraphs *graphs;
   CudaGemm *gemm;
   CudaAttention *attention;
   CudaStaging *staging;

@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/comm.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/graph.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/staging.h"
 
@@ -79,11 +80,11 @@ void *cuda_scratch(Device *d, size_t bytes) {
   CudaDevice *c = cuda_of(d);
   int i = c->current == c->comm;
   if (bytes > c->scratch_bytes[i]) {
-    size_t round = 1u << 20, before = d->bytes;
-    device_free(d, c->scratch[i]);
+    size_t round = 1u << 20;
+    graph_retire_scratch(d, c->scratch[i]);
     c->scratch_bytes[i] = (bytes + round - 1) / round * round;
     c->scratch[i] = device_alloc(d, c->scratch_bytes[i]);
-    d->own_bytes += d->bytes - before;
+    d->own_bytes += c->scratch_bytes[i];
   }
   return c->scratch[i];
 }
@@ -110,6 +111,7 @@ static void cuda_close(Device *d) {
   CudaDevice *c = cuda_of(d);
   cuda_detach(d);
   cuda_sync(d);
+  graphs_close(d);
   for (void *scratch : c->scratch) device_free(d, scratch);
   attention_close(c->attention);
   gemm_close(c->gemm);
@@ -133,6 +135,10 @@ static const Backend cuda_backend = {
     .download = cuda_download,
     .copy = cuda_copy,
     .sync = cuda_sync,
+    .capture_begin = cuda_capture_begin,
+    .capture_end = cuda_capture_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_free = cuda_graph_free,
     .attach = cuda_attach,
 };
 
@@ -229,6 +235,7 @@ Device *cuda_device_open(int threads, Error *err) {
   size_t available = 0, whole = 0;
   CUDA_CHECK(cudaMemGetInfo(&available, &whole));
   make_streams(c);
+  graphs_open(&c->base);
   c->base.threads = cpu_choose_threads(threads);
   c->staging = staging_create(c->base.threads);
   c->blocks = static_cast<CudaBlocks *>(mem_zalloc(1, sizeof *c->blocks));

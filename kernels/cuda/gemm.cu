@@ -17,8 +17,7 @@
 #include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/ops.h"
 
-/* Tuning costs about 30 runs. */
-enum { ALIGN_MOST = 16, TUNE_AFTER = 64 };
+enum { ALIGN_MOST = 16 };
 
 void gemm_check_at(const CudaGemm *g, cublasStatus_t s, const char *call, const char *file,
                    int line) {
@@ -186,6 +185,14 @@ void gemm_run(Device *d, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, co
      x->c.data, p->c, to, p->c, algo, workspace, GEMM_WORKSPACE, cuda_stream(d));
 }
 
+/* Uses of a plan after which it is tuned, which costs about 30 of them. A batch of decoding comes
+ * for sure and is captured after a few; of other shapes a packed batch may use each but once a
+ * layer. */
+static int tuned_after(const GemmKey *k) {
+  bool decoding = k->kind == GEMM_NT && k->m <= 512 && k->m % 8 == 0 && k->n * k->k >= 1 << 20;
+  return decoding ? 4 : 64;
+}
+
 /* C = alpha op(A) op(B) + beta C, + bias in every row where there is one. False: not with a bias.
  */
 static bool multiply(Device *d, GemmKind kind, GemmCall x) {
@@ -198,7 +205,8 @@ static bool multiply(Device *d, GemmKind kind, GemmCall x) {
     die("cuBLASLt has no algorithm for a product of [%lld, %lld, %lld], kind %d, %s to %s",
         static_cast<long long>(key.m), static_cast<long long>(key.n), static_cast<long long>(key.k),
         kind, dtype_name(x.a.dtype), dtype_name(x.c.dtype));
-  if (p->uses < TUNE_AFTER && ++p->uses == TUNE_AFTER) gemm_tune(d, p, &x);
+  int after = tuned_after(&key);
+  if (!d->capturing && p->uses < after && ++p->uses == after) gemm_tune(d, p, &x);
   gemm_run(d, p, &p->algo, &x, x.c.data);
   return true;
 }
