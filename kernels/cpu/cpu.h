@@ -35,6 +35,10 @@ void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k
                   Tensor v_pages);
 void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,
                           Tensor k_pages, Tensor v_pages, Tensor out_BHD);
+void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
+                    AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
+void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO);
+void cpu_decode_advance(Device *d, DecodeRows r);
 void cpu_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF);
 void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
 void cpu_act_fwd(Device *d, Activation kind, Tensor x_NF, Tensor y_NF);

@@ -28,6 +28,7 @@ void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k
   int64_t size = k_pages.dim[1], D = s.head_dim;
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (n * width >= PARALLEL_MIN)
   for (int64_t i = 0; i < n; i++) {
+    if (slot[i] == -1) continue;
     if (slot[i] < 0 || slot[i] >= slots)
       die("KV slot %d is outside [0, %lld)", slot[i], (long long)slots);
     const float *k = tensor_f32(qkv_NQ) + i * q + s.n_heads * D, *v = k + width;
@@ -132,6 +133,7 @@ static void decode_group(const DecodeArgs *a, int64_t b, int64_t kv_head, float 
     q[i] = a->s.scale * q_row[i];
     out[i] = 0;
   }
+  if (len == 0) return;
   for (int64_t p = first / size; p * size < len; p++) {
     const float *k = block_at(a, a->k_pages, b, p, kv_head);
     for (int64_t h = 0; h < group; h++)
@@ -171,8 +173,8 @@ void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor
                   .q_stride = qkv_BQ.dim[1],
                   .out = tensor_f32(out_BHD)};
   for (int64_t b = 0; b < batch; b++) {
-    if (a.len[b] < 1 || a.len[b] > a.table_width * a.page_size)
-      die("sequence %lld has %d cached tokens, the page table holds 1 to %lld", (long long)b,
+    if (a.len[b] < 0 || a.len[b] > a.table_width * a.page_size)
+      die("sequence %lld has %d cached tokens, the page table holds 0 to %lld", (long long)b,
           a.len[b], (long long)(a.table_width * a.page_size));
     longest = max_i64(longest, a.len[b]);
   }

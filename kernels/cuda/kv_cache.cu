@@ -24,6 +24,7 @@ __global__ void write_kernel(int64_t n, int n_kv_heads, int dim, int64_t q_strid
   if (row >= n) return;
   int at = static_cast<int>(i % (2 * width)), j = at % width * PACK, head = j / dim;
   int to = slot[row];
+  if (to == -1) return;
   if (to < 0 || to >= slots) __trap(); /* a broken contract */
   int64_t block = static_cast<int64_t>(to / page_size) * n_kv_heads + head;
   T *pages = at < width ? k_pages : v_pages;

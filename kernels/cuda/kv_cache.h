@@ -9,7 +9,7 @@
 #ifndef KERNELS_CUDA_KV_CACHE_H
 #define KERNELS_CUDA_KV_CACHE_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/chain.h"
 
 constexpr int KV_SPLIT = 512, KV_WARPS = 4, KV_THREADS = 32 * KV_WARPS;
 constexpr int KV_HEADS = 16; /* query heads of a block */
@@ -31,46 +31,16 @@ void decode_mma(cudaStream_t stream, const Decode &a, int64_t batch);
 void decode_plain(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 void decode_combine(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 
-/* Launches a kernel with this much shared memory that may start while the kernel before it ends: it
- * calls wait_for_kernel_before before it reads anything. */
-static inline void kv_launch(cudaStream_t stream, void (*kernel)(Decode), dim3 grid, int threads,
-                             size_t shared, const Decode &a) {
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared)));
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, a));
-}
-
 /* ---- device code ---- */
 
-/* What launches overlap by: all blocks have called the first, and the kernel behind this one may
- * start; the second returns when all of the kernel before is done and seen. */
-__device__ inline void next_kernel_may_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* Tokens [first, end) of a split of a sequence; splits is the number of the sequence's own. */
+/* Tokens [first, end) of a split of a sequence; splits is the number of the sequence's own: one, of
+ * no tokens, where there are none. */
 struct SplitRange {
   int first, end, splits;
 };
 __device__ inline SplitRange split_range(const Decode &a, int len, int split) {
-  if (len < 1 || len > a.table_width * a.page_size) __trap(); /* a broken contract */
+  if (len == 0) return {0, 0, 1};
+  if (len < 0 || len > a.table_width * a.page_size) __trap(); /* a broken contract */
   int seen = a.window > 0 && len > a.window ? len - a.window : 0, from = seen / KV_SPLIT;
   int begin = (from + split) * KV_SPLIT;
   return {max(seen, begin), min(len, begin + KV_SPLIT), (len - 1) / KV_SPLIT + 1 - from};
@@ -136,7 +106,8 @@ __device__ inline void finish_number(const Decode &a, const DecodeBlock &k, Spli
                                      int column, float max, float sum, float out) {
   int64_t head = static_cast<int64_t>(k.b) * a.n_heads + k.first + row;
   if (r.splits == 1) {
-    static_cast<T *>(a.out)[head * a.head_dim + column] = from_float<T>(out / sum);
+    static_cast<T *>(a.out)[head * a.head_dim + column] =
+        from_float<T>(sum == 0 ? 0 : out / sum); /* 0: no tokens */
     return;
   }
   int64_t part = head * a.splits + k.split;

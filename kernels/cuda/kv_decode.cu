@@ -181,7 +181,8 @@ __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a) {
 
 template <int D>
 void launch_mma(cudaStream_t stream, const Decode &a, int64_t batch) {
-  kv_launch(stream, mma_kernel<D>, decode_grid(a, batch), KV_THREADS, Shape<D>::SHARED, a);
+  chain_allow_shared(mma_kernel<D>, Shape<D>::SHARED);
+  chain_launch(stream, mma_kernel<D>, decode_grid(a, batch), KV_THREADS, Shape<D>::SHARED, 1, a);
 }
 
 }  // namespace

@@ -179,7 +179,8 @@ void decode_plain(cudaStream_t stream, DType type, const Decode &a, int64_t batc
     auto kernel = a.head_dim <= 64    ? plain_kernel<T, 2>
                   : a.head_dim <= 128 ? plain_kernel<T, 4>
                                       : plain_kernel<T, 8>;
-    kv_launch(stream, kernel, decode_grid(a, batch), KV_THREADS, plain_shared(a.head_dim), a);
+    chain_allow_shared(kernel, plain_shared(a.head_dim));
+    chain_launch(stream, kernel, decode_grid(a, batch), KV_THREADS, plain_shared(a.head_dim), 1, a);
   });
 }
 
@@ -187,6 +188,6 @@ void decode_combine(cudaStream_t stream, DType type, const Decode &a, int64_t ba
   cuda_by_type(type, [&](auto zero) {
     dim3 grid(static_cast<unsigned>(batch * a.n_heads));
     int threads = std::min(128, (a.head_dim + 31) / 32 * 32);
-    kv_launch(stream, combine_kernel<decltype(zero)>, grid, threads, 0, a);
+    chain_launch(stream, combine_kernel<decltype(zero)>, grid, threads, 0, 1, a);
   });
 }
