@@ -50,7 +50,7 @@ static int print_figures(const Parity *p) {
     if (f->limit == 0)
       printf("  %-20s %s\n", f->name, ok ? "identical" : "differs  FAILED");
     else
-      printf("  %-20s %9.2e  limit %.0e  at %s%s\n", f->name, f->error, f->limit, f->worst,
+      printf("  %-20s %9.2e  limit %.1e  at %s%s\n", f->name, f->error, f->limit, f->worst,
              ok ? "" : "  FAILED");
   }
   return failed;

@@ -44,7 +44,8 @@ int32_t *parity_i32(const Parity *p, const char *name, int64_t *n) {
 
 static double widened(const Parity *p, double limit) {
   bool gradient = limit == PARITY_GRADIENT;
-  if (p->compute == DT_BF16) return gradient ? PARITY_BF16_GRADIENT : PARITY_BF16_VALUE;
+  if (p->compute == DT_BF16 && gradient) return p->kinks ? PARITY_BF16_KINKS : PARITY_BF16_GRADIENT;
+  if (p->compute == DT_BF16) return PARITY_BF16_VALUE;
   return device_kind(p->device) == DEVICE_CUDA ? PARITY_GPU : limit;
 }
 
@@ -168,9 +169,11 @@ static double distance(const Parity *p, const float *got, const float *want, int
 
 void parity_params(Parity *p, const char *figure, Model *m, StateKind kind, const char *prefix) {
   ZeroPP *z = model_zero(m);
+  const ModelConfig *c = model_config(m);
+  p->kinks = c->mlp == MLP_PLAIN && c->activation == ACT_RELU;
   for (int i = 0; i < zeropp_n_params(z); i++) {
     const ParamSpec *s = zeropp_spec(z, i);
-    TensorPlace at = model_place(model_config(m), s);
+    TensorPlace at = model_place(c, s);
     char name[160];
     snprintf(name, sizeof name, "%s%s", prefix, at.name);
     int64_t numel = at.rows * s->dim[1], start, count;
