@@ -73,7 +73,7 @@ __device__ static void sum_pieces(const RowsArgs &g, int64_t first_row, float (&
 }
 
 template <int TILES, class Out>
-static __global__ void __launch_bounds__(32 * WARPS, TILES > 2 ? 1 : 2) rows_kernel(RowsArgs g) {
+static __global__ void __launch_bounds__(32 * WARPS, 2) rows_kernel(RowsArgs g) {
   __shared__ float part[WARPS][8 * TILES][ROWS + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * ROWS;
@@ -104,10 +104,8 @@ static void launch(Device *d, const RowsArgs &g) {
   const unsigned blocks = static_cast<unsigned>(cuda_ceil(g.n, ROWS));
   if (g.m <= 8)
     rows_kernel<1, Out><<<blocks, 32 * WARPS, 0, cuda_stream(d)>>>(g);
-  else if (g.m <= 16)
-    rows_kernel<2, Out><<<blocks, 32 * WARPS, 0, cuda_stream(d)>>>(g);
   else
-    rows_kernel<4, Out><<<blocks, 32 * WARPS, 0, cuda_stream(d)>>>(g);
+    rows_kernel<2, Out><<<blocks, 32 * WARPS, 0, cuda_stream(d)>>>(g);
   CUDA_LAUNCHED();
 }
 
