@@ -28,8 +28,9 @@ constexpr int TILE_BYTES = ROWS * D * 2;
 
 struct Shared {
   unsigned char tile[RING][2][TILE_BYTES]; /* first: it must lie at a multiple of 1024 bytes */
-  float row[RING][2][ROWS];                /* keys_kernel: lse and delta of the queries */
-  uint64_t full[RING], empty[RING];
+  unsigned char stays[QUERY_GROUPS][TILE_BYTES]; /* queries_kernel: each warpgroup's queries */
+  float row[RING][2][ROWS];                      /* keys_kernel: lse and delta of the queries */
+  uint64_t full[RING], empty[RING], here;
 };
 
 struct Job {
@@ -65,6 +66,7 @@ __device__ inline void start_ring(Shared *sh, int groups) {
       barrier_init(shared_address(&sh->full[i]), 1);
       barrier_init(shared_address(&sh->empty[i]), groups * GROUP_THREADS / 32);
     }
+    barrier_init(shared_address(&sh->here), 1);
     barrier_init_done();
   }
   __syncthreads();
@@ -102,6 +104,14 @@ __device__ inline void store_rows(bf16 *first, int64_t stride, const float (&c)[
     *reinterpret_cast<uint32_t *>(p + 8 * stride + 8 * j) =
         pack_pair(scale * c[4 * j + 2], scale * c[4 * j + 3]);
   }
+}
+
+/* Never stores, but the compiler cannot know: fragments that stay are alive wherever this stands.
+ * ptxas 13.0 otherwise gives their registers to fragments that come later in the same loop. */
+__device__ inline void keep_alive(const uint32_t (&a)[16], const uint32_t (&b)[16],
+                                  const Job &job) {
+  if (job.len < 0)
+    for (int i = 0; i < 16; i++) reinterpret_cast<volatile uint32_t *>(job.dqkv)[i] = a[i] + b[i];
 }
 
 __device__ inline void clear(float (&c)[32]) {
@@ -214,6 +224,7 @@ __global__ __launch_bounds__(KEY_GROUPS *GROUP_THREADS,
     wgmma_fence();
     tile_along_columns(dk, grads, q_tile);
     wgmma_commit();
+    keep_alive(k, v, job);
   }
   wgmma_wait<0>();
   wgmma_hold(dk);
@@ -254,17 +265,23 @@ __global__ __launch_bounds__(GROUPS *GROUP_THREADS,
     copy_tile(shared_address(sh->tile[at][0]), &qkv_map, k_column, first_row + step * ROWS, full);
     copy_tile(shared_address(sh->tile[at][1]), &qkv_map, v_column, first_row + step * ROWS, full);
   };
-  if (threadIdx.x == 0)
+  uint32_t here = shared_address(&sh->here), q_tile = shared_address(sh->stays[me.group]);
+  if (threadIdx.x == 0) {
+    barrier_expect(here, groups * TILE_BYTES);
+    for (int i = 0; i < groups; i++)
+      copy_tile(shared_address(sh->stays[i]), &qkv_map, head * D,
+                first_row + (first_tile + i) * ROWS, here);
     for (int step = 0; step < LEAD && step < steps; step++) copy(step);
+  }
 
-  uint32_t q[16], dout[16], grads[16];
+  uint32_t dout[16], grads[16];
   float dq[32];
-  load_rows(q, job.qkv + query_row * width + q_column, width, me);
   load_rows(dout, job.dout + query_row * out_width + q_column, out_width, me);
   clear(dq);
   int64_t rows = (static_cast<int64_t>(seq) * job.n_heads + head) * job.len + in_seq + me.row;
   float scale2 = job.scale * LOG2E, lse[2] = {job.lse[rows], job.lse[rows + 8]},
         delta[2] = {job.delta[rows], job.delta[rows + 8]};
+  barrier_wait(here, 0);
   for (int step = 0; step <= diagonal; step++) { /* the rest is for the other warpgroups */
     if (threadIdx.x == 0 && step + LEAD < steps) copy(step + LEAD);
     int at = step % RING;
@@ -272,7 +289,7 @@ __global__ __launch_bounds__(GROUPS *GROUP_THREADS,
     float p[32], dp[32];
     wait_for_step(sh, step);
     wgmma_fence();
-    tile_along_rows(p, q, k_tile);
+    tiles_along_rows(p, q_tile, k_tile);
     wgmma_commit();
     tile_along_rows(dp, dout, v_tile);
     wgmma_commit();
@@ -290,6 +307,7 @@ __global__ __launch_bounds__(GROUPS *GROUP_THREADS,
     wgmma_fence();
     tile_along_columns(dq, grads, k_tile);
     wgmma_commit();
+    keep_alive(dout, dout, job);
   }
   wgmma_wait<0>();
   wgmma_hold(dq);

@@ -46,6 +46,34 @@ __device__ inline void wgmma_first(float (&c)[32], const uint32_t *a, uint64_t b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+/* The same with A in shared memory: both sums run along rows. */
+__device__ inline void wgmma_shared_step(float (&c)[32], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "%32, %33, 1, 1, 1, 0, 0;\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "l"(a), "l"(b));
+}
+__device__ inline void wgmma_shared_first(float (&c)[32], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "%32, %33, 0, 1, 1, 0, 0;\n"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]), "=f"(c[4]), "=f"(c[5]), "=f"(c[6]),
+        "=f"(c[7]), "=f"(c[8]), "=f"(c[9]), "=f"(c[10]), "=f"(c[11]), "=f"(c[12]), "=f"(c[13]),
+        "=f"(c[14]), "=f"(c[15]), "=f"(c[16]), "=f"(c[17]), "=f"(c[18]), "=f"(c[19]), "=f"(c[20]),
+        "=f"(c[21]), "=f"(c[22]), "=f"(c[23]), "=f"(c[24]), "=f"(c[25]), "=f"(c[26]), "=f"(c[27]),
+        "=f"(c[28]), "=f"(c[29]), "=f"(c[30]), "=f"(c[31])
+      : "l"(a), "l"(b));
+}
+
 /* What is read between a wait and the next product must pass through here: the compiler does not
  * see that products end later than they are written. */
 __device__ inline void wgmma_hold(float (&c)[32]) {
@@ -77,6 +105,16 @@ __device__ inline void tile_along_rows(float (&c)[32], const uint32_t (&a)[16], 
       wgmma_first(c, a, b);
     else
       wgmma_step<false>(c, a + 4 * k, b + 2 * k);
+}
+/* c = A tile^T with A a tile too. */
+__device__ inline void tiles_along_rows(float (&c)[32], uint32_t a_tile, uint32_t tile) {
+  uint64_t a = tile_descriptor(a_tile), b = tile_descriptor(tile);
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    if (k == 0)
+      wgmma_shared_first(c, a, b);
+    else
+      wgmma_shared_step(c, a + 2 * k, b + 2 * k);
 }
 /* c += a tile. */
 __device__ inline void tile_along_columns(float (&c)[32], const uint32_t (&a)[16], uint32_t tile) {
