@@ -23,6 +23,9 @@ typedef struct Backend {
   size_t (*release)(Device *d, void *p);        /* returns the bytes asked for at alloc */
   void *(*alloc_host)(Device *d, size_t bytes); /* as alloc, of the host's memory */
   void (*release_host)(Device *d, void *p);
+  bool (*export_memory)(Device *d, void *p, void *handle); /* these three: all or none */
+  void *(*import_memory)(Device *d, const void *handle);
+  void (*unimport)(Device *d, void *p);
   void (*zero)(Device *d, void *p, size_t bytes);
   void (*upload)(Device *d, void *dst, const void *src, size_t bytes);
   void (*download)(Device *d, void *dst, const void *src, size_t bytes);

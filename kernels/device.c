@@ -60,6 +60,18 @@ void device_free_host(Device *d, void *p) {
   if (p) d->backend->release_host(d, p);
 }
 
+bool device_export(Device *d, void *p, void *handle) {
+  return d->backend->export_memory && d->backend->export_memory(d, p, handle);
+}
+
+void *device_import(Device *d, const void *handle) {
+  return d->backend->import_memory ? d->backend->import_memory(d, handle) : NULL;
+}
+
+void device_unimport(Device *d, void *p) {
+  if (p) d->backend->unimport(d, p);
+}
+
 void device_zero(Device *d, void *p, size_t bytes) {
   if (bytes) d->backend->zero(d, p, bytes);
 }

@@ -311,6 +311,13 @@ void device_free(Device *d, void *p);
  * after device_sync: 64-byte aligned, uninitialised; in no account of the device. */
 void *device_alloc_host(Device *d, size_t bytes);
 void device_free_host(Device *d, void *p);
+/* Memory of other processes on this machine. export: a handle of what device_alloc gave, for them;
+ * false where devices of this kind have none. import: that memory here, to device_copy from; NULL
+ * where this device does not reach it. Who owns it frees it when nobody has it any more. */
+enum { DEVICE_HANDLE_BYTES = 64 };
+bool device_export(Device *d, void *p, void *handle);
+void *device_import(Device *d, const void *handle);
+void device_unimport(Device *d, void *p);
 void device_zero(Device *d, void *p, size_t bytes);
 /* Queued; src_host is free when the call returns. */
 void device_upload(Device *d, void *dst, const void *src_host, size_t bytes);
@@ -409,6 +416,8 @@ void comm_all_reduce_f64(Comm *c, double *x, int n,
                          bool max); /* in place; sum in rank order, or max */
 void comm_broadcast(Comm *c, void *data, size_t bytes, int root);
 void comm_barrier(Comm *c);
+/* Counts bytes that this rank took out of another's memory by itself (device_import). */
+void comm_count_taken(Comm *c, CollKind kind, int from, size_t bytes);
 /* Agreement on errors of the outside world: rc < 0 on any rank makes it -1 on all, with the message
  * of the lowest such rank. Every rank must call it. */
 int comm_agree(Comm *c, int rc, Error *err);

@@ -83,7 +83,7 @@ ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSp
   if (z->cfg.trainable) add_gradients(z);
   if (z->cfg.hpz && !z->alias_full) add_secondary(z);
   if (delta_is_on(z)) delta_open(z);
-  if (z->keeps_rounded) z->rounded = device_alloc(d, 2 * (size_t)z->shard_numel);
+  if (z->keeps_rounded) z->rounded = device_alloc(d, memory_rounded_bytes(z));
   return z;
 }
 
@@ -93,6 +93,7 @@ void zeropp_destroy(ZeroPP *z) {
   reduce_close(z);
   pool_close(&z->pool);
   state_drop_views(z);
+  peers_close(z);
   for (StateKind k = 0; k < STATE_KINDS; k++) engine_drop_kind(z, k);
   device_free(z->device, z->rounded);
   delta_close(z);

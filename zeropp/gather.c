@@ -20,6 +20,7 @@
 static Memory source(ZeroPP *z) {
   if (!z->rounded) return (Memory){LIE_SHARD, DT_F32, z->shard[STATE_MASTER]};
   if (z->rounded_version != z->version) {
+    peers_before_write(z);
     numbers_round(z, engine_shard(z, STATE_MASTER), z->rounded);
     z->rounded_version = z->version;
   }
@@ -76,7 +77,10 @@ static void start_gather(ZeroPP *z, Unit *u) {
   if (z->cfg.hpz && g->local == 1) return;
   if (z->direct) {
     f->full = pool_take(&z->pool, POOL_FULL, unit_weight_bytes(z, u));
-    f->ticket = gather_direct_start(z, u, source(z), f->full);
+    Memory from = source(z);
+    if (z->rounded && !z->peers) peers_open(z);
+    if (peers_start(z, u)) return;
+    f->ticket = gather_direct_start(z, u, from, f->full);
     if (m->total == 0) return;
   }
   f->whole = pool_take(&z->pool, POOL_WHOLE, m->total);
@@ -105,7 +109,8 @@ static void finish_gather(ZeroPP *z, Unit *u) {
   require(!z->cfg.hpz || u->secondary_version == z->version);
   if (f->full) u->full = f->full;
   f->full = NULL;
-  decode_full(z, u, f->kind, f->whole ? f->whole : u->secondary);
+  char *message = f->whole ? f->whole : u->secondary;
+  if (message) decode_full(z, u, f->kind, message);
   u->full_version = z->version;
   give_flight(z, u);
 }
@@ -194,6 +199,11 @@ static void keep_rounded_alone(ZeroPP *z) {
     give_flight(z, u);
   }
   engine_drop_kind(z, STATE_MASTER);
+}
+
+void gather_before_step(ZeroPP *z) {
+  drop_flights(z);
+  peers_before_write(z);
 }
 
 void gather_new_version(ZeroPP *z) {

@@ -30,17 +30,24 @@ static void place_own(const ZeroPP *z, const Unit *u, Memory from, char *full) {
   free(parts);
 }
 
+/* Where this rank's slice of a matrix is sent from: rounded already, or put in its place first. */
+static char *own_slice(const ZeroPP *z, int param, Memory from, char *full) {
+  if (from.type == z->cfg.compute)
+    return (char *)from.x + (size_t)z->place[param].shard * dtype_size(from.type);
+  return full + full_at(z, param, z->place[param].start);
+}
+
 CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char *full) {
   CommTicket ticket = 0;
   int ranks = z->grid->local;
   size_t *bytes = mem_alloc((size_t)ranks, sizeof *bytes);
-  place_own(z, u, from, full);
+  if (from.type != z->cfg.compute) place_own(z, u, from, full);
   for (int p = u->first; p < u->first + u->count; p++) {
     if (!is_matrix(z, p)) continue;
     for (int r = 0; r < ranks; r++)
       bytes[r] =
           (size_t)u->slots[r * u->count + p - u->first].span.count * dtype_size(z->cfg.compute);
-    ticket = comm_start_all_gather(z->grid->dev_intra, full + full_at(z, p, z->place[p].start),
+    ticket = comm_start_all_gather(z->grid->dev_intra, own_slice(z, p, from, full),
                                    full + full_at(z, p, 0), bytes);
   }
   free(bytes);

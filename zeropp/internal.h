@@ -143,6 +143,7 @@ struct ZeroPP {
   size_t view_bytes[STATE_KINDS];
   Pool pool;
   char *secondary;     /* all units' */
+  struct Peers *peers; /* NULL unless ranks read each other's `rounded` */
   struct Delta *delta; /* NULL unless refreshes are by delta */
   float *node_sum;     /* all units' slices, summed over this node; accumulate: node */
   uint16_t *error[2];  /* bf16: error feedback of each hop: all units dense, and their slices */
@@ -165,6 +166,7 @@ const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank);
 
 /* memory.c: most bytes that the pool has in use at a time during training. */
 uint64_t memory_working_bytes(const ZeroPP *z);
+size_t memory_rounded_bytes(const ZeroPP *z);
 size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u); /* with what aligns the next */
 
 /* pool.c */
@@ -221,6 +223,7 @@ size_t unit_weight_bytes(const ZeroPP *z, const Unit *u);
 size_t unit_grad_bytes(const Unit *u);
 
 /* gather.c */
+void gather_before_step(ZeroPP *z); /* nobody reads the weights any more, on any rank */
 void gather_new_version(ZeroPP *z); /* masters changed, on every rank in the same way */
 void gather_close(ZeroPP *z);
 /* Every rank's piece of a kind to every rank, where the model is whole (stage 0). */
@@ -237,6 +240,14 @@ int delta_mismatch(const ZeroPP *z);
 bool delta_is_on(const ZeroPP *z);
 void delta_layout(ZeroPP *z);        /* rooms of all units */
 size_t delta_bytes(const ZeroPP *z); /* of what delta_open allocates */
+
+/* peers.c: ranks of a node that take weights out of each other's memory. _open is collective, and
+ * may come to nothing; _before_write, before `rounded` changes, too. _start: starts what fills
+ * u->gather.full; false where it came to nothing. */
+void peers_open(ZeroPP *z);
+void peers_close(ZeroPP *z);
+void peers_before_write(const ZeroPP *z);
+bool peers_start(ZeroPP *z, Unit *u);
 
 /* gather_direct.c: where weights travel as they are computed with, this rank's slices of a unit's
  * matrices to their places in a full buffer, and those of the others beside them. Returns the

@@ -211,6 +211,9 @@ static void choose_ways(ZeroPP *z) {
     z->keeps_full = true;
     z->cfg.hpz = HPZ_OFF;
   }
+  /* On a node of all ranks it is this rank's masters, rounded. */
+  bool on_node = c->hpz == HPZ_ON && z->grid->nodes == 1 && !one && c->trainable && half && !c->qwz;
+  if (on_node) z->cfg.hpz = HPZ_OFF;
   z->cut = c->qwz || c->qgz ? c->block : 1;
   z->whole = one || c->stage == 0;
   z->alias_full = z->whole && !c->qwz && (half || c->wire == WIRE_F32);
@@ -218,7 +221,7 @@ static void choose_ways(ZeroPP *z) {
   z->alias_grad = one && !c->qgz && (half || c->wire == WIRE_F32);
   z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
   z->direct = half && c->stage == 3 && !c->qwz && !c->hpz && z->grid->nodes == 1 && !one;
-  z->keeps_rounded = z->alias_full && half;
+  z->keeps_rounded = (z->alias_full && half) || on_node;
   if (c->offload && c->trainable && !z->alias_full && !c->qwz && weight_wire(c) == WIRE_BF16)
     z->keeps_rounded = true;
   /* Two: a message is written while the last one travels. A GPU writes it in no time. */

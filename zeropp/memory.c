@@ -9,6 +9,13 @@ size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u) {
   return (u->message[MSG_SECONDARY].slice[z->grid->local_rank] + 63) / 64 * 64;
 }
 
+/* Others map it: drivers hand out small pieces of blocks of 2 MiB, and map whole blocks. */
+size_t memory_rounded_bytes(const ZeroPP *z) {
+  enum { BLOCK = 2 << 20 };
+  size_t bytes = 2 * (size_t)z->shard_numel;
+  return z->direct ? (bytes + BLOCK - 1) / BLOCK * BLOCK : bytes;
+}
+
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -96,7 +103,7 @@ static ZeroPPMemory memory_of(const ZeroPP *z, bool ema) {
   }
   if (delta_is_on(z)) m.secondary += delta_bytes(z);
   m.full_units = memory_working_bytes(z);
-  if (z->keeps_rounded) m.full_units += 2 * (uint64_t)z->shard_numel;
+  if (z->keeps_rounded) m.full_units += memory_rounded_bytes(z);
   if (!c->trainable && (m.secondary || z->keeps_rounded)) m.master = 0;
   return m;
 }

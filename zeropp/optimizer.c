@@ -60,6 +60,7 @@ StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm) {
   double clip = max_norm > 0 ? (double)max_norm / (result.grad_norm + 1e-6) : 1;
   p.grad_scale = clip < 1 ? (float)clip : 1;
   p.t = ++z->steps;
+  gather_before_step(z);
   update(z, p);
   if (z->cfg.error_reset > 0 && z->steps % z->cfg.error_reset == 0) reduce_forget_errors(z);
   gather_new_version(z);

@@ -101,7 +101,7 @@ typedef struct ZeroPP ZeroPP;
 /* Copies the specs. Masters are uninitialised until zeropp_init_random or a load. */
 ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSpec *specs,
                       int n_params);
-void zeropp_destroy(ZeroPP *z);
+void zeropp_destroy(ZeroPP *z); /* collective: ranks may read each other's memory */
 int zeropp_n_params(const ZeroPP *z);
 int zeropp_n_units(const ZeroPP *z);
 const ParamSpec *zeropp_spec(const ZeroPP *z, int param);

@@ -193,6 +193,15 @@ CommTicket comm_start_reduce_scatter_f32(Comm *c, const float *send, float *recv
   return comm_submit(reduce_scatter(c, send, recv, count_of_rank));
 }
 
+void comm_count_taken(Comm *c, CollKind kind, int from, size_t bytes) {
+  TrafficCount n = {.calls = 0};
+  if (c->same_node[from])
+    n.intra_bytes = bytes;
+  else
+    n.inter_bytes = bytes;
+  if (from != c->rank) traffic_add(kind, &n);
+}
+
 CommTicket comm_start_work(Comm *c, CollKind kind, void (*work)(void *arg), void *arg) {
   return comm_submit((CommCall){.kind = kind, .comm = c, .work = work, .arg = arg});
 }

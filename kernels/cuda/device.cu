@@ -76,6 +76,27 @@ static void cuda_release_host(Device *d, void *p) {
   CUDA_CHECK(cudaFreeHost(p));
 }
 
+static bool cuda_export(Device *, void *p, void *handle) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == DEVICE_HANDLE_BYTES, "a handle is CUDA's");
+  cudaError_t e = cudaIpcGetMemHandle(static_cast<cudaIpcMemHandle_t *>(handle), p);
+  if (e != cudaSuccess) (void)cudaGetLastError(); /* some containers allow none */
+  return e == cudaSuccess;
+}
+
+static void *cuda_import(Device *, const void *handle) {
+  cudaIpcMemHandle_t h;
+  void *p = nullptr;
+  memcpy(&h, handle, sizeof h);
+  if (cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess) return p;
+  (void)cudaGetLastError();
+  return nullptr;
+}
+
+static void cuda_unimport(Device *d, void *p) {
+  cuda_sync(d);
+  CUDA_CHECK(cudaIpcCloseMemHandle(p));
+}
+
 void *cuda_scratch(Device *d, size_t bytes) {
   CudaDevice *c = cuda_of(d);
   int i = c->current == c->comm;
@@ -130,6 +151,9 @@ static const Backend cuda_backend = {
     .release = cuda_release,
     .alloc_host = cuda_alloc_host,
     .release_host = cuda_release_host,
+    .export_memory = cuda_export,
+    .import_memory = cuda_import,
+    .unimport = cuda_unimport,
     .zero = cuda_zero,
     .upload = cuda_upload,
     .download = cuda_download,
