@@ -89,7 +89,7 @@ static unsigned char byte_of(int from, int to, size_t i) {
 
 /* Counts of a round: equal, unequal, some zero, all zero; a few bytes and some megabytes, odd too.
  */
-enum { ROUNDS = 9 };
+enum { ROUNDS = 9, LARGE_ROUND = 9 };
 static size_t count_of(int round, int from, int to) {
   static const size_t equal[] = {1, 4096, ((size_t)3 << 20) + 5, 0};
   if (round < 4) return equal[round];
@@ -97,7 +97,8 @@ static size_t count_of(int round, int from, int to) {
   if (round == 5) return from == 0 ? 0 : 1000;
   if (round == 6) return to == 0 ? 0 : (size_t)(77 + from);
   if (round == 7) return from == to ? 0 : ((size_t)1 << 20) + (size_t)from;
-  return ((size_t)2 << 20) + (size_t)(from * 4096 + to);
+  if (round == 8) return ((size_t)2 << 20) + (size_t)(from * 4096 + to);
+  return ((size_t)85 << 20) + (size_t)(from + 3 * to); /* more pieces than a box has slots */
 }
 
 /* What is received, `gap` bytes into a guarded buffer, so that rows need not be aligned. */
@@ -170,6 +171,22 @@ static void check_results(Comm *c, const char *name) {
     gather_round(c, name, round, true);
     all_to_all_round(c, name, round);
   }
+}
+
+/* Twice, so that the ring goes on where it stopped. */
+static void check_large(Comm *c, const char *name) {
+  if (comm_size(c) == 1 || !comm_queue_runs()) return;
+  for (int i = 0; i < 2; i++) {
+    gather_round(c, name, LARGE_ROUND, true);
+    all_to_all_round(c, name, LARGE_ROUND);
+  }
+}
+
+static void large_blocks_too(void **state) {
+  (void)state;
+  need_gpu();
+  for_each_group(check_large);
+  done();
 }
 
 static void results_are_the_bytes_that_were_sent(void **state) {
@@ -439,6 +456,7 @@ static void device_and_grid_close_in_either_order(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(results_are_the_bytes_that_were_sent),
+    cmocka_unit_test(large_blocks_too),
     cmocka_unit_test(many_in_flight),
     cmocka_unit_test(work_keeps_its_place),
     cmocka_unit_test(seconds_are_told_apart),

@@ -1,9 +1,10 @@
 /* Collectives over GPU memory: streams and events for the tickets, and who carries blocks.
  *
- * NCCL does, where every rank has a GPU of its own. It refuses two ranks on one, so there, on all
- * ranks alike, blocks go through the host. */
+ * Within a node whose GPUs reach each other's memory their copy engines do, else NCCL. Both need a
+ * GPU for every rank; where ranks share one, on all ranks alike, blocks go through the host. */
 #include "kernels/cuda/comm.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- streams and events ---- */
@@ -57,6 +58,17 @@ static void enter_thread(Device *d) {
   CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
+static void exchange(Device *d, void *group, CollKind kind, const CommPeer *peer, int size,
+                     int rank) {
+  CudaGroup *g = static_cast<CudaGroup *>(group);
+  g->exchange(d, g, kind, peer, size, rank);
+}
+
+static void leave(Device *d, void *group) {
+  CudaGroup *g = static_cast<CudaGroup *>(group);
+  g->leave(d, g);
+}
+
 static const CommDeviceOps ops = {
     .event_create = event_create,
     .event_destroy = event_destroy,
@@ -65,10 +77,10 @@ static const CommDeviceOps ops = {
     .seconds_between = seconds_between,
     .stream_wait = stream_wait,
     .use_stream = use_stream,
-    .exchange = nccl_exchange,
+    .exchange = exchange,
     .failed = nccl_failed,
     .abort_all = nccl_abort_all,
-    .leave = nccl_leave,
+    .leave = leave,
     .enter_thread = enter_thread,
 };
 
@@ -92,38 +104,50 @@ static bool ranks_share_gpus(const Grid *g, const CudaDevice *c) {
   return shared;
 }
 
-static void say(const Grid *g, bool shared) {
+static void say(const Grid *g, bool shared, bool peers) {
   int v = nccl_version();
+  char nccl[32] = "NCCL";
+  if (v) snprintf(nccl, sizeof nccl, "NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
   if (shared)
     log_info("collectives of the GPUs: ranks share GPUs, so through the host's memory and MPI");
   else
-    log_info("collectives of the GPUs: NCCL %d.%d.%d, %d node%s of %d", v / 10000, v / 100 % 100,
-             v % 100, g->nodes, g->nodes == 1 ? "" : "s", g->local);
+    log_info("collectives of the GPUs: %d node%s of %d; in a node %s, between nodes %s", g->nodes,
+             g->nodes == 1 ? "" : "s", g->local,
+             g->local == 1 ? "none" : (peers ? "copy engines" : nccl),
+             g->nodes == 1 ? "none" : nccl);
 }
 
-static int join(Device *d, Comm *host, const char *name, bool nccl, Comm **out, Error *err) {
-  void *group = nullptr;
-  if (nccl && comm_size(host) > 1) {
-    group = nccl_group_create(d, host, name, err);
-    if (!group) return -1;
+static CudaGroup *nccl_group(Device *d, Comm *host, const char *name, Error *err) {
+  if (comm_agree(host, nccl_load(err), err)) return nullptr;
+  return nccl_group_create(d, host, name, err);
+}
+
+/* One group of every kind, on all ranks. */
+static int join(Device *d, const Grid *g, CudaGroup **intra, CudaGroup **inter, bool *peers,
+                Error *err) {
+  int rc = 0;
+  *peers = false;
+  if (g->local > 1) {
+    *intra = peer_group_create(d, g->intra, "dev_intra");
+    *peers = *intra;
+    if (!*intra) *intra = nccl_group(d, g->intra, "dev_intra", err);
+    rc = comm_agree(g->all, *intra ? 0 : -1, err);
   }
-  *out = comm_device_create(host, name, group);
-  return 0;
+  if (g->nodes > 1 && !rc) {
+    *inter = nccl_group(d, g->inter, "dev_inter", err);
+    rc = comm_agree(g->all, *inter ? 0 : -1, err);
+  }
+  return rc;
 }
 
 int cuda_attach(Grid *g, Device *d, Error *err) {
-  bool shared = g->world > 1 && ranks_share_gpus(g, cuda_of(d));
-  bool nccl = g->world > 1 && !shared;
-  if (nccl && comm_agree(g->all, nccl_load(err), err)) return -1;
-  comm_device_open(d, &ops, nccl);
-  Comm *intra = nullptr, *inter = nullptr;
-  int rc = join(d, g->intra, "dev_intra", nccl, &intra, err);
-  rc = comm_agree(g->all, rc, err);
-  if (!rc) rc = comm_agree(g->all, join(d, g->inter, "dev_inter", nccl, &inter, err), err);
-  if (rc) return -1;
-  g->dev_intra = intra;
-  g->dev_inter = inter;
-  if (g->world > 1) say(g, shared);
+  bool shared = g->world > 1 && ranks_share_gpus(g, cuda_of(d)), peers = false;
+  CudaGroup *intra = nullptr, *inter = nullptr;
+  if (!shared && join(d, g, &intra, &inter, &peers, err)) return -1;
+  comm_device_open(d, &ops, g->world > 1 && !shared);
+  g->dev_intra = comm_device_create(g->intra, "dev_intra", intra);
+  g->dev_inter = comm_device_create(g->inter, "dev_inter", inter);
+  if (g->world > 1) say(g, shared, peers);
   return 0;
 }
 

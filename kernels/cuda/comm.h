@@ -1,5 +1,6 @@
 /* Collectives of a GPU: comm.cu gives the device's streams and events to kernels/cpu/comm_device.h
- * and chooses the transport, comm_nccl.cu is that transport. */
+ * and chooses the transports: comm_peer.cu copies between GPUs of one host, comm_nccl.cu does the
+ * rest. */
 #ifndef KERNELS_CUDA_COMM_H
 #define KERNELS_CUDA_COMM_H
 
@@ -12,13 +13,24 @@ extern "C" {
 int cuda_attach(Grid *g, Device *d, Error *err); /* Backend.attach */
 void cuda_detach(Device *d); /* before its streams go: ends its part in all Comms */
 
-/* A communicator of the ranks of `host`, made together; NULL with an error. */
-void *nccl_group_create(Device *d, Comm *host, const char *name, Error *err);
+/* A transport's part in a Comm. Making and leaving one is collective. exchange queues on
+ * cuda_stream(d). */
+struct CudaGroup {
+  void (*exchange)(Device *d, CudaGroup *g, CollKind kind, const CommPeer *peer, int size,
+                   int rank);
+  void (*leave)(Device *d, CudaGroup *g); /* frees it */
+  const char *name;
+};
+
+/* NULL with an error. */
+CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, Error *err);
 int nccl_load(Error *err); /* before the others; once is enough */
-int nccl_version(void);    /* 22809 is 2.28.9 */
-void nccl_exchange(Device *d, void *group, CollKind kind, const CommPeer *peer, int size, int rank);
+int nccl_version(void);    /* 22809 is 2.28.9; 0: not loaded */
 bool nccl_failed(Device *d, char *text, size_t size);
 void nccl_abort_all(Device *d);
-void nccl_leave(Device *d, void *group);
+
+/* NULL where the GPUs of the ranks do not reach each other's memory; on all ranks then. Keeps host.
+ */
+CudaGroup *peer_group_create(Device *d, Comm *host, const char *name);
 
 #endif

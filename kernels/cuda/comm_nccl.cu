@@ -1,21 +1,29 @@
-/* NCCL as the transport. Its communicators do not block: a call that is not through yet is asked
- * about until it is, so that an error or a rank that is missing is always noticed, by the loop here
- * while groups are made and by the watch (kernels/cpu/comm_watch.c) from then on. Blocks are bytes
- * to it; sums are made by our own kernels. */
+/* NCCL as the transport. Blocks are bytes to it; sums are made by our own kernels.
+ *
+ * A communicator that does not block would start a thread for every call (80 us of the host's time
+ * a collective instead of 10, measured on two H200), so ours block, and what may take for ever is
+ * watched: making and ending a group by the loop here, which has a thread make the call, and
+ * collectives by the watch (kernels/cpu/comm_watch.c), also where the host is still inside NCCL. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include <atomic>
+
 #include "kernels/cuda/comm.h"
 #include "kernels/cuda/lib_nccl.h"
 
 struct NcclGroup {
+  CudaGroup group; /* first */
   ncclComm_t comm;
-  char name[16];
   NcclGroup *next;
 };
+
+static void nccl_exchange(Device *d, CudaGroup *group, CollKind kind, const CommPeer *peer,
+                          int size, int rank);
+static void nccl_leave(Device *d, CudaGroup *group);
 
 /* The library and all groups of the process. NCCL's communicators are not for two threads at a
  * time: whoever calls NCCL has the lock, through all of a call that is asked about. */
@@ -39,31 +47,52 @@ int nccl_version(void) {
   return v;
 }
 
-/* ---- waiting for NCCL ---- */
+/* ---- calls ---- */
 
 static void nccl_check(ncclResult_t rc, const char *call, const NcclGroup *g) {
-  if (rc == ncclSuccess || rc == ncclInProgress) return;
-  die("%s over group '%s': %s; NCCL's last error: %s", call, g->name,
+  if (rc == ncclSuccess) return;
+  die("%s over group '%s': %s; NCCL's last error: %s", call, g->group.name,
       nccl.lib.ncclGetErrorString(rc), nccl.lib.ncclGetLastError(g->comm));
 }
 
-static ncclResult_t state_of(const NcclGroup *g) {
-  ncclResult_t state = ncclInProgress;
-  ncclResult_t rc = nccl.lib.ncclCommGetAsyncError(g->comm, &state);
-  return rc == ncclSuccess ? state : rc;
+/* A call that needs the other ranks. */
+struct LongCall {
+  NcclGroup *group;
+  int gpu, size, rank;
+  ncclUniqueId id; /* of a group that is made; else it is ended */
+  bool makes;
+  ncclResult_t rc;
+  std::atomic<bool> done;
+};
+
+static void *make_call(void *arg) {
+  LongCall *l = static_cast<LongCall *>(arg);
+  NcclGroup *g = l->group;
+  CUDA_CHECK(cudaSetDevice(l->gpu));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  l->rc = l->makes ? nccl.lib.ncclCommInitRankConfig(&g->comm, l->size, l->id, l->rank, &config)
+                   : nccl.lib.ncclCommDestroy(g->comm);
+  l->done = true;
+  return nullptr;
 }
 
-/* Mostly NCCL is through at once; connections are made by the first calls. */
-static ncclResult_t wait_for(const NcclGroup *g, ncclResult_t rc, double seconds) {
-  double start = clock_seconds();
-  struct timespec pause = {0, 20000};
-  while (rc == ncclInProgress) {
-    double waited = clock_seconds() - start;
-    if (seconds > 0 && waited > seconds) return rc;
-    if (waited > 1e-3) nanosleep(&pause, nullptr);
-    rc = state_of(g);
+/* Dies when it takes longer than the time limit. */
+static ncclResult_t watch_call(LongCall *l) {
+  pthread_t thread;
+  int rc = pthread_create(&thread, nullptr, make_call, l);
+  if (rc) die("a thread for NCCL does not start: %s", strerror(rc));
+  double start = clock_seconds(), limit = comm_timeout();
+  struct timespec pause = {0, 500000};
+  while (!l->done) {
+    if (limit > 0 && clock_seconds() - start > limit)
+      die("NCCL's group '%s': not all ranks %s it within %.1f s (time limit: "
+          "zeropp.timeout_seconds)",
+          l->group->group.name, l->makes ? "made" : "ended", limit);
+    nanosleep(&pause, nullptr);
   }
-  return rc;
+  pthread_join(thread, nullptr);
+  return l->rc;
 }
 
 /* ---- groups ---- */
@@ -96,45 +125,38 @@ static int share_id(Comm *host, ncclUniqueId *id, Error *err) {
   return 0;
 }
 
-void *nccl_group_create(Device *d, Comm *host, const char *name, Error *err) {
-  ncclUniqueId id;
-  CUDA_CHECK(cudaSetDevice(cuda_of(d)->gpu));
-  if (share_id(host, &id, err)) return nullptr;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, Error *err) {
+  LongCall l{};
+  l.gpu = cuda_of(d)->gpu;
+  l.size = comm_size(host);
+  l.rank = comm_rank(host);
+  if (share_id(host, &l.id, err)) return nullptr;
   NcclGroup *g = static_cast<NcclGroup *>(mem_zalloc(1, sizeof *g));
-  snprintf(g->name, sizeof g->name, "%s", name);
+  g->group = {nccl_exchange, nccl_leave, name};
+  l.group = g;
+  l.makes = true;
   pthread_mutex_lock(&nccl.lock);
-  ncclResult_t rc =
-      nccl.lib.ncclCommInitRankConfig(&g->comm, comm_size(host), id, comm_rank(host), &config);
-  rc = wait_for(g, rc, comm_timeout());
-  if (rc == ncclInProgress)
-    die("NCCL's group '%s' of %d ranks: not all of them came within %.1f s (time limit: "
-        "zeropp.timeout_seconds)",
-        name, comm_size(host), comm_timeout());
-  if (rc != ncclSuccess) {
-    error_set(err, "NCCL's group '%s' of %d ranks: %s; NCCL's last error: %s", name,
-              comm_size(host), nccl.lib.ncclGetErrorString(rc), nccl.lib.ncclGetLastError(nullptr));
-    if (g->comm) nccl.lib.ncclCommAbort(g->comm);
+  ncclResult_t rc = watch_call(&l);
+  if (rc == ncclSuccess) {
+    keep(g);
+  } else {
+    error_set(err, "NCCL's group '%s' of %d ranks: %s; NCCL's last error: %s", name, l.size,
+              nccl.lib.ncclGetErrorString(rc), nccl.lib.ncclGetLastError(nullptr));
     free(g);
     g = nullptr;
-  } else {
-    keep(g);
   }
   pthread_mutex_unlock(&nccl.lock);
-  return g;
+  return g ? &g->group : nullptr;
 }
 
-void nccl_leave(Device *d, void *group) {
-  NcclGroup *g = static_cast<NcclGroup *>(group);
-  CUDA_CHECK(cudaSetDevice(cuda_of(d)->gpu));
+static void nccl_leave(Device *d, CudaGroup *group) {
+  NcclGroup *g = reinterpret_cast<NcclGroup *>(group);
+  LongCall l{};
+  l.group = g;
+  l.gpu = cuda_of(d)->gpu;
   pthread_mutex_lock(&nccl.lock);
-  ncclResult_t rc = wait_for(g, nccl.lib.ncclCommFinalize(g->comm), comm_timeout());
   forget(g);
-  if (rc == ncclInProgress)
-    die("NCCL's group '%s' does not end within %.1f s", g->name, comm_timeout());
-  nccl_check(rc, "ncclCommFinalize", g);
-  nccl_check(nccl.lib.ncclCommDestroy(g->comm), "ncclCommDestroy", g);
+  nccl_check(watch_call(&l), "ncclCommDestroy", g);
   pthread_mutex_unlock(&nccl.lock);
   free(g);
 }
@@ -163,19 +185,19 @@ static void send_and_receive(const NcclGroup *g, const CommPeer *peer, int size,
       nccl_check(nccl.lib.ncclRecv(p->recv, p->recv_bytes, ncclUint8, r, g->comm, stream),
                  "ncclRecv", g);
   }
-  nccl_check(wait_for(g, nccl.lib.ncclGroupEnd(), 0), "ncclGroupEnd", g);
+  nccl_check(nccl.lib.ncclGroupEnd(), "ncclGroupEnd", g);
 }
 
 static void gather(const NcclGroup *g, const CommPeer *peer, int rank, cudaStream_t stream) {
   const CommPeer *own = &peer[rank];
-  ncclResult_t rc =
-      nccl.lib.ncclAllGather(own->send, peer[0].recv, own->send_bytes, ncclUint8, g->comm, stream);
-  nccl_check(wait_for(g, rc, 0), "ncclAllGather", g);
+  nccl_check(
+      nccl.lib.ncclAllGather(own->send, peer[0].recv, own->send_bytes, ncclUint8, g->comm, stream),
+      "ncclAllGather", g);
 }
 
-void nccl_exchange(Device *d, void *group, CollKind kind, const CommPeer *peer, int size,
-                   int rank) {
-  const NcclGroup *g = static_cast<const NcclGroup *>(group);
+static void nccl_exchange(Device *d, CudaGroup *group, CollKind kind, const CommPeer *peer,
+                          int size, int rank) {
+  const NcclGroup *g = reinterpret_cast<const NcclGroup *>(group);
   const CommPeer *own = &peer[rank];
   cudaStream_t stream = cuda_stream(d);
   bool even = is_even(kind, peer, size);
@@ -196,13 +218,17 @@ void nccl_exchange(Device *d, void *group, CollKind kind, const CommPeer *peer, 
 bool nccl_failed(Device *d, char *text, size_t size) {
   (void)d;
   bool failed = false;
-  snprintf(text, size, "a call to NCCL is not through");
-  if (pthread_mutex_trylock(&nccl.lock)) return false;
+  text[0] = 0;
+  if (pthread_mutex_trylock(&nccl.lock)) {
+    snprintf(text, size, "a call to NCCL is not through");
+    return false;
+  }
   for (const NcclGroup *g = nccl.groups; g && !failed; g = g->next) {
-    ncclResult_t state = state_of(g);
+    ncclResult_t state = ncclSuccess, rc = nccl.lib.ncclCommGetAsyncError(g->comm, &state);
+    if (rc != ncclSuccess) state = rc;
     failed = state != ncclSuccess && state != ncclInProgress;
     const char *last = nccl.lib.ncclGetLastError(g->comm);
-    snprintf(text, size, "NCCL says of group '%s': %s; its last error: %s", g->name,
+    snprintf(text, size, "NCCL says of group '%s': %s; its last error: %s", g->group.name,
              nccl.lib.ncclGetErrorString(state), last && last[0] ? last : "none");
   }
   pthread_mutex_unlock(&nccl.lock);
