@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/rows.h"
 
-enum { COLUMN_LANES = 32, COLUMN_ROWS = 8, COLUMN_UNROLL = 4 };
+enum { COLUMN_LANES = 32, COLUMN_ROWS = 8, COLUMN_UNROLL = 8 };
 
 /* f.read(row, column) reads what makes the V terms from there on, f.terms makes them; partial is
  * [gridDim.y, c]. */
@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
   int64_t first = blockIdx.y * rows_per_block;
   int64_t end = first + rows_per_block < n ? first + rows_per_block : n;
   Floats<V> sum = {};
+  let_next_kernel_start();
   for (int64_t row = first + threadIdx.y; row < end && column < c;
        row += COLUMN_ROWS * COLUMN_UNROLL) {
     typename F::Read read[COLUMN_UNROLL];
@@ -62,7 +63,7 @@ static void cuda_column_sums(Device *d, int64_t n, int64_t c, F f, float *out) {
   dim3 grid(grid_of(strips), grid_of(runs)), block(COLUMN_LANES, COLUMN_ROWS);
   column_kernel<V><<<grid, block, 0, cuda_stream(d)>>>(n, c, rows, partial, f);
   CUDA_LAUNCHED();
-  cuda_sum_partials(d, partial, runs, c, c, out);
+  cuda_sum_partials(d, c, {partial, runs, c, out}, {});
 }
 
 #endif

@@ -76,16 +76,16 @@ void cuda_bias_grad(Device *d, Tensor dy_NC, Tensor db_C) {
 /* A warp takes 32 columns and every PARTIAL_WARPS-th row; the warps' sums are added in order. */
 enum { PARTIAL_WARPS = 32 };
 __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
-    sum_partials_kernel(const float *partial, int64_t count, int64_t stride, int64_t width,
-                        float *out) {
+    sum_partials_kernel(int64_t width, PartialSum first, PartialSum second) {
   __shared__ float part[PARTIAL_WARPS][32];
+  const PartialSum s = blockIdx.y == 0 ? first : second;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   float sum = 0;
   wait_for_kernel_before();
   if (j < width) {
 #pragma unroll 8
-    for (int64_t i = warp; i < count; i += PARTIAL_WARPS) sum += partial[i * stride + j];
+    for (int64_t i = warp; i < s.count; i += PARTIAL_WARPS) sum += s.partial[i * s.stride + j];
   }
   part[warp][lane] = sum;
   __syncthreads();
@@ -93,14 +93,13 @@ __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
   float total = 0;
 #pragma unroll
   for (int w = 0; w < PARTIAL_WARPS; w++) total += part[w][lane];
-  out[j] += total;
+  s.out[j] += total;
 }
 
-void cuda_sum_partials(Device *d, const float *partial, int64_t count, int64_t stride,
-                       int64_t width, float *out) {
+void cuda_sum_partials(Device *d, int64_t width, PartialSum first, PartialSum second) {
   if (width == 0) return;
-  launch_behind(d, dim3(grid_of(cuda_ceil(width, 32))), 32 * PARTIAL_WARPS, sum_partials_kernel,
-                partial, count, stride, width, out);
+  dim3 grid(grid_of(cuda_ceil(width, 32)), second.count > 0 ? 2 : 1);
+  launch_behind(d, grid, 32 * PARTIAL_WARPS, sum_partials_kernel, width, first, second);
 }
 
 enum { SQUARE_THREADS = 256, SQUARE_UNROLL = 4 };

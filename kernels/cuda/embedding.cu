@@ -61,7 +61,11 @@ void cuda_embedding_fwd(Device *d, Tensor tokens_N, Tensor table_VC, Tensor y_NC
 
 /* ---- scatter ---- */
 
-enum { CHUNK = 16, SCATTER_UNROLL = 4, SCATTER_THREADS = 128 };
+enum {
+  CHUNK = 16, /* at most 30: a warp's lanes hold a chunk and its neighbours */
+  SCATTER_UNROLL = 4,
+  SCATTER_THREADS = 128
+};
 
 /* x_NC[row] += the sum of y_RC's rows; partial is [chunks, 2, c]: of the run that came into the
  * chunk, and of the one that goes on after it. */
@@ -105,72 +109,85 @@ __device__ inline void add_to(Floats<V> *sum, const Floats<V> &x) {
   for (int k = 0; k < V; k++) sum->v[k] += x.v[k];
 }
 
-/* What a place is to its chunk. */
-struct Role {
-  bool there;  /* the place exists */
-  bool ends;   /* its run ends with it */
-  bool inside; /* its run did not begin before the chunk */
+/* A chunk as a warp sees it: lane i has place i - 1, so the one before the chunk as well. Bit i of
+ * a mask is the chunk's place i. */
+struct ChunkOf {
+  unsigned row, source; /* of the lane's place; row is NONE where there is no place */
+  unsigned there;       /* the place exists */
+  unsigned ends;        /* its run ends with it */
+  unsigned incoming;    /* its run began before the chunk */
 };
-__device__ inline Role role_of(const Place *places, int64_t r, int64_t first, int64_t i) {
-  if (i >= r) return {false, false, false};
-  unsigned row = row_of(places[i]);
-  return {true, i + 1 == r || row_of(places[i + 1]) != row,
-          first == 0 || row_of(places[first - 1]) != row};
+__device__ inline ChunkOf chunk_of(const Place *places, int64_t r, int64_t first) {
+  constexpr unsigned NONE = 0xffffffffu, ALL = 0xffffffffu;
+  const int lane = threadIdx.x % 32;
+  const int64_t i = first - 1 + lane;
+  const bool exists = lane <= CHUNK + 1 && i >= 0 && i < r;
+  const Place p = exists ? places[i] : 0;
+  ChunkOf c = {exists ? row_of(p) : NONE, source_of(p), 0, 0, 0};
+  const unsigned next = __shfl_down_sync(ALL, c.row, 1), before = __shfl_sync(ALL, c.row, 0);
+  c.there = __ballot_sync(ALL, exists && lane >= 1 && lane <= CHUNK) >> 1;
+  c.ends = __ballot_sync(ALL, c.row != next) >> 1 & c.there;
+  c.incoming = __ballot_sync(ALL, c.row == before) >> 1 & c.there;
+  return c;
 }
 
 /* blockIdx.x counts chunks, blockIdx.y strips of columns. */
 template <class TY, class TX, int V>
 __global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(Scatter<TY, TX> a) {
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK;
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
-  wait_for_kernel_before();
-  if (column >= a.c) return;
+  const bool mine = column < a.c;
   float *incoming = a.partial + blockIdx.x * 2 * a.c + column, *outgoing = incoming + a.c;
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  const ChunkOf chunk = chunk_of(a.places, a.r, static_cast<int64_t>(blockIdx.x) * CHUNK);
+  const unsigned whole = chunk.ends & ~chunk.incoming; /* added to their rows at once */
   Floats<V> sum = {};
+#pragma unroll 1
   for (int at = 0; at < CHUNK; at += SCATTER_UNROLL) {
-    Role role[SCATTER_UNROLL];
     Raw<TY, V> y[SCATTER_UNROLL];
     Floats<V> x[SCATTER_UNROLL];
+    TX *to[SCATTER_UNROLL];
 #pragma unroll
     for (int u = 0; u < SCATTER_UNROLL; u++) {
-      const int64_t i = first + at + u;
-      role[u] = role_of(a.places, a.r, first, i);
-      if (!role[u].there) continue;
-      y[u] = raw_load<TY, V>(a.y + source_of(a.places[i]) * a.c + column);
-      if (role[u].ends && role[u].inside)
-        x[u] = x_load<V, TX>(a.x + row_of(a.places[i]) * a.c + column);
+      const unsigned row = __shfl_sync(0xffffffffu, chunk.row, at + u + 1);
+      const unsigned source = __shfl_sync(0xffffffffu, chunk.source, at + u + 1);
+      to[u] = a.x + row * a.c + column;
+      if (!mine || !(chunk.there >> (at + u) & 1)) continue;
+      y[u] = raw_load<TY, V>(a.y + source * a.c + column);
+      if (whole >> (at + u) & 1) x[u] = x_load<V, TX>(to[u]);
     }
 #pragma unroll
     for (int u = 0; u < SCATTER_UNROLL; u++) {
-      if (!role[u].there) break;
+      const unsigned bit = 1u << (at + u);
+      if (!mine || !(chunk.there & bit)) continue;
       add_to<V>(&sum, floats_of<TY, V>(y[u]));
-      const bool last = at + u + 1 == CHUNK;
-      if (role[u].ends && role[u].inside) {
+      if (whole & bit) {
         add_to<V>(&x[u], sum);
-        x_store<V, TX>(a.x + row_of(a.places[first + at + u]) * a.c + column, x[u]);
-      } else if (role[u].ends || last) {
-        x_store<V, float>(role[u].inside ? outgoing : incoming, sum);
+        x_store<V, TX>(to[u], x[u]);
+      } else if (chunk.ends & bit || at + u + 1 == CHUNK) {
+        x_store<V, float>(chunk.incoming & bit ? incoming : outgoing, sum);
       }
-      if (role[u].ends) sum = {};
+      if (chunk.ends & bit) sum = {};
     }
   }
 }
 
-/* Runs that cross chunks: the block of the chunk where a run begins adds the partial sums. */
+/* Runs that cross chunks: the block of the chunk where a run begins adds the partial sums. Which
+ * these are is known before the partial sums are. */
 template <class TY, class TX, int V>
 __global__ void __launch_bounds__(SCATTER_THREADS) crossing_kernel(Scatter<TY, TX> a) {
+  constexpr unsigned LAST = 1u << (CHUNK - 1);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK, end = first + CHUNK;
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
-  wait_for_kernel_before();
-  if (end >= a.r || column >= a.c) return;
-  const Role role = role_of(a.places, a.r, first, end - 1);
-  if (role.ends || !role.inside) return;
+  const ChunkOf chunk = chunk_of(a.places, a.r, first);
+  if (!(chunk.there & LAST) || (chunk.ends | chunk.incoming) & LAST || column >= a.c) return;
   const unsigned row = row_of(a.places[end - 1]);
   int64_t chunks = 1, beyond = gridDim.x - blockIdx.x; /* the run reaches 1, not `beyond` */
   while (beyond - chunks > 1) {
     const int64_t middle = (chunks + beyond) / 2;
     (row_of(a.places[first + middle * CHUNK]) == row ? chunks : beyond) = middle;
   }
+  wait_for_kernel_before();
   const float *partial = a.partial + blockIdx.x * 2 * a.c + column;
   Floats<V> sum = x_load<V, float>(partial + a.c);
 #pragma unroll 8

@@ -1,6 +1,7 @@
 /* LayerNorm (Ba, Kiros & Hinton 2016), with the residual add in front fused in. The variance comes
  * from the differences to the mean: E[x^2] - E[x]^2 would cancel. */
-#include "kernels/cuda/norm_rows.h"
+#include "kernels/cuda/norm_bwd.h"
+#include "kernels/cuda/norm_fwd.h"
 
 void cuda_layernorm_fwd(Device *d, Tensor x_NC, Tensor delta_NC, Tensor w_C, Tensor b_C, float eps,
                         Tensor y_NC, Tensor mean_N, Tensor rstd_N) {

@@ -1,5 +1,6 @@
 /* RMSNorm (Zhang & Sennrich 2019), with the residual add in front fused in. */
-#include "kernels/cuda/norm_rows.h"
+#include "kernels/cuda/norm_bwd.h"
+#include "kernels/cuda/norm_fwd.h"
 
 void cuda_rmsnorm_fwd(Device *d, Tensor x_NC, Tensor delta_NC, Tensor w_C, float eps, Tensor y_NC,
                       Tensor rstd_N) {

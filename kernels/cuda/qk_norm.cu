@@ -3,11 +3,13 @@
  * A head is as many lanes of a warp as it has 16-byte accesses, rounded up to a power of two. Heads
  * lie next to each other over all rows: head u of the tensor begins at element u * dim. Heads that
  * are too wide or not aligned go through kernels that take a warp per head and read it twice. */
+#include <type_traits>
+
 #include "kernels/cuda/columns.h"
 
 template <class T>
 struct QkNorm {
-  int n, q_heads, k_heads, dim, lanes;
+  int n, q_heads, k_heads, dim;
   float eps;
   const T *raw, *wq, *wk;
   T *out; /* forward: qkv; backward: dqkv */
@@ -20,26 +22,52 @@ struct QkNorm {
 
 enum { QK_THREADS = 256, QK_UNROLL = 4 };
 
-/* Over 2^n neighbouring lanes; every lane of the warp calls it. */
-__device__ inline float lanes_sum(float x, int lanes) {
-  for (int o = lanes / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffffu, x, o);
+/* Over LANES neighbouring lanes, a power of two; every lane of the warp calls it. */
+template <int LANES>
+__device__ inline float lanes_sum(float x) {
+#pragma unroll
+  for (int o = LANES / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffffu, x, o);
   return x;
 }
 
-/* Where a head is: walking by a fixed number of heads needs no division. */
-struct HeadAt {
-  int row, h; /* head h of the `per_row` of a row */
-  __device__ HeadAt(int64_t head, int per_row)
-      : row(static_cast<int>(head / per_row)),
-        h(static_cast<int>(head - head / per_row * per_row)) {}
-  __device__ void walk(const HeadAt &by, int per_row) {
-    row += by.row;
-    h += by.h;
-    if (h < per_row) return;
-    h -= per_row;
-    row++;
+/* Calls f with the lanes of a head of so many accesses, as a constant. */
+template <class F>
+static void by_lanes(int64_t accesses, F f) {
+  if (accesses <= 4)
+    f(std::integral_constant<int, 4>());
+  else if (accesses <= 8)
+    f(std::integral_constant<int, 8>());
+  else if (accesses <= 16)
+    f(std::integral_constant<int, 16>());
+  else
+    f(std::integral_constant<int, 32>());
+}
+
+/* The heads of one group of lanes: head h of the rows row, row + step, and so on, `mine` of them.
+ * The groups of all blocks share out the `per_row` heads of a row; those that are left over have
+ * none. h stays, so its weight does. Lanes of a warp go on together, for `turns`. */
+struct HeadWalk {
+  int h, step, mine, turns;
+  int64_t row;
+  __device__ HeadWalk(int n, int per_row, int groups, int group) {
+    const int64_t all = static_cast<int64_t>(gridDim.x) * groups;
+    const int64_t me = static_cast<int64_t>(blockIdx.x) * groups + group;
+    row = me / per_row;
+    h = static_cast<int>(me - row * per_row);
+    step = static_cast<int>(all / per_row);
+    turns = (n + step - 1) / step;
+    mine = row < step && row < n ? static_cast<int>((n - row + step - 1) / step) : 0;
   }
 };
+/* Blocks for that: as many as are resident, and at least a group for each head of a row. */
+template <class Kernel>
+static int64_t walk_blocks(Device *d, Kernel kernel, int64_t n, int per_row, int groups,
+                           int unroll) {
+  const int64_t fewest = cuda_ceil(per_row, groups);
+  const int64_t blocks = resident_blocks(
+      d, kernel, QK_THREADS, 0, cuda_ceil(n * per_row, static_cast<int64_t>(groups) * unroll));
+  return blocks > fewest ? blocks : fewest;
+}
 
 template <int V>
 __device__ inline float dot(const Floats<V> &x, const Floats<V> &y) {
@@ -49,44 +77,39 @@ __device__ inline float dot(const Floats<V> &x, const Floats<V> &y) {
   return sum;
 }
 
-template <class T, int V>
-__global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_kernel(QkNorm<T> a) {
-  const int groups = QK_THREADS / a.lanes, group = static_cast<int>(threadIdx.x) / a.lanes;
-  const int at = (static_cast<int>(threadIdx.x) - group * a.lanes) * V;
-  const int64_t all = static_cast<int64_t>(a.n) * a.heads();
-  const int64_t turn = static_cast<int64_t>(groups) * QK_UNROLL, all_turns = gridDim.x * turn;
-  Floats<V> wq = {}, wk = {};
-  if (at < a.dim) {
-    wq = floats_load<T, V>(a.wq + at);
-    wk = floats_load<T, V>(a.wk + at);
-  }
-  HeadAt here(blockIdx.x * turn + group, a.heads());
-  const HeadAt step(groups, a.heads()), jump(all_turns - turn, a.heads());
+template <class T, int LANES>
+__global__ void __launch_bounds__(QK_THREADS, 4) qk_norm_fwd_kernel(QkNorm<T> a) {
+  constexpr int V = wide<T>, groups = QK_THREADS / LANES;
+  const int group = static_cast<int>(threadIdx.x) / LANES;
+  const int at = static_cast<int>(threadIdx.x) % LANES * V;
+  const HeadWalk walk(a.n, a.heads(), groups, group);
+  const int mine = at < a.dim ? walk.mine : 0;
+  const bool is_value = walk.h >= a.normed();
   const float over_dim = 1.0f / static_cast<float>(a.dim);
-  for (int64_t base = blockIdx.x * turn; base < all; base += all_turns) {
+  const int64_t first = a.head(walk.row, walk.h) * a.dim + at;
+  const int64_t stride = walk.step * static_cast<int64_t>(a.heads()) * a.dim;
+  const T *from = a.raw + first;
+  T *to = a.out + first;
+  float *stat = is_value || at > 0 || !a.rstd ? nullptr : a.rstd_of(walk.row, walk.h);
+  Floats<V> w = {};
+  if (mine > 0 && !is_value) w = floats_load<T, V>((walk.h < a.q_heads ? a.wq : a.wk) + at);
+  for (int t = 0; t < walk.turns; t += QK_UNROLL) {
     Raw<T, V> x[QK_UNROLL];
 #pragma unroll
-    for (int u = 0; u < QK_UNROLL; u++) {
-      const int64_t head = base + u * groups + group;
+    for (int u = 0; u < QK_UNROLL; u++, from += stride) {
       x[u] = {};
-      if (head < all && at < a.dim) x[u] = raw_load<T, V>(a.raw + head * a.dim + at);
+      if (t + u < mine) x[u] = raw_load<T, V>(from);
     }
 #pragma unroll
-    for (int u = 0; u < QK_UNROLL; u++, here.walk(step, a.heads())) {
+    for (int u = 0; u < QK_UNROLL; u++, to += stride) {
       Floats<V> xf = floats_of<T, V>(x[u]);
-      const float sum = lanes_sum(dot<V>(xf, xf), a.lanes);
-      if (here.row >= a.n || at >= a.dim) continue;
-      if (here.h < a.normed()) {
-        const float rstd = rsqrtf(sum * over_dim + a.eps);
-        const bool is_query = here.h < a.q_heads;
-        if (at == 0 && a.rstd) *a.rstd_of(here.row, here.h) = rstd;
+      const float rstd = rsqrtf(lanes_sum<LANES>(dot<V>(xf, xf)) * over_dim + a.eps);
 #pragma unroll
-        for (int k = 0; k < V; k++) xf.v[k] *= rstd * (is_query ? wq.v[k] : wk.v[k]);
-        x[u] = raw_of<T, V>(xf);
-      }
-      raw_store<T, V>(a.out + (base + u * groups + group) * a.dim + at, x[u]);
+      for (int k = 0; k < V; k++) xf.v[k] *= rstd * w.v[k];
+      if (!is_value) x[u] = raw_of<T, V>(xf);
+      if (t + u < mine) raw_store<T, V>(to, x[u]);
+      if (t + u < mine && stat) stat[(t + u) * static_cast<int64_t>(walk.step) * a.normed()] = rstd;
     }
-    here.walk(jump, a.heads());
   }
 }
 
@@ -109,43 +132,43 @@ __global__ void __launch_bounds__(QK_THREADS) qk_norm_fwd_any_kernel(QkNorm<T> a
         is_value ? x[j] : from_float<T>(to_float(x[j]) * rstd * to_float(w[j]));
 }
 
-/* As in rmsnorm_bwd, with xhat = x rstd: dx = rstd (w dy - xhat mean(w dy xhat)), over dy. The
- * first q_blocks blocks work on queries, the others on keys, so that a thread's part of dw is of
- * one of them. partial is [gridDim.x, dim]. */
-template <class T, int V>
-__global__ void __launch_bounds__(QK_THREADS)
-    qk_norm_bwd_kernel(QkNorm<T> a, unsigned q_blocks, float *partial) {
-  constexpr int UNROLL = 2;
+/* As in rmsnorm_bwd, with xhat = x rstd: dx = rstd (w dy - xhat mean(w dy xhat)), over dy. A
+ * thread's part of dw is of the one head that it walks. partial is [gridDim.x, 2, dim]: of the
+ * block's queries, and of its keys. */
+template <class T, int LANES>
+__global__ void __launch_bounds__(QK_THREADS, 3) qk_norm_bwd_kernel(QkNorm<T> a, float *partial) {
+  constexpr int UNROLL = 2, V = wide<T>, groups = QK_THREADS / LANES, padded = LANES * V;
   __shared__ float part[QK_THREADS * V];
-  const bool keys = blockIdx.x >= q_blocks;
-  const int groups = QK_THREADS / a.lanes, group = static_cast<int>(threadIdx.x) / a.lanes;
-  const int at = (static_cast<int>(threadIdx.x) - group * a.lanes) * V;
-  const int per_row = keys ? a.k_heads : a.q_heads, before = keys ? a.q_heads : 0;
-  const int64_t step = (keys ? gridDim.x - q_blocks : q_blocks) * static_cast<int64_t>(groups);
-  const int64_t start = (keys ? blockIdx.x - q_blocks : blockIdx.x) * static_cast<int64_t>(groups);
+  __shared__ bool is_key[groups];
+  const int group = static_cast<int>(threadIdx.x) / LANES;
+  const int at = static_cast<int>(threadIdx.x) % LANES * V;
+  const HeadWalk walk(a.n, a.normed(), groups, group);
+  const int mine = at < a.dim ? walk.mine : 0;
   const float over_dim = 1.0f / static_cast<float>(a.dim);
+  const int64_t first = a.head(walk.row, walk.h) * a.dim + at;
+  const int64_t stride = walk.step * static_cast<int64_t>(a.heads()) * a.dim;
+  const T *from = a.raw + first;
+  const float *stat = a.rstd_of(walk.row, walk.h);
+  T *from_dy = a.out + first, *to = from_dy;
   Floats<V> w = {}, dw = {};
-  if (at < a.dim) w = floats_load<T, V>((keys ? a.wk : a.wq) + at);
-  HeadAt here(start + group, per_row);
-  const HeadAt by(step, per_row);
-  for (int64_t base = start; base < static_cast<int64_t>(a.n) * per_row; base += UNROLL * step) {
+  let_next_kernel_start();
+  if (at == 0) is_key[group] = walk.h >= a.q_heads;
+  if (mine > 0) w = floats_load<T, V>((walk.h < a.q_heads ? a.wq : a.wk) + at);
+  for (int t = 0; t < walk.turns; t += UNROLL) {
     Raw<T, V> x[UNROLL], dy[UNROLL];
     float rstd[UNROLL];
-    int64_t to[UNROLL]; /* element of dqkv, or -1 */
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++, here.walk(by, per_row)) {
+    for (int u = 0; u < UNROLL; u++, from += stride, from_dy += stride) {
       x[u] = {};
       dy[u] = {};
       rstd[u] = 0;
-      to[u] = -1;
-      if (here.row >= a.n || at >= a.dim) continue;
-      to[u] = a.head(here.row, before + here.h) * a.dim + at;
-      x[u] = raw_load<T, V>(a.raw + to[u]);
-      dy[u] = raw_load<T, V>(a.out + to[u]);
-      rstd[u] = *a.rstd_of(here.row, before + here.h);
+      if (t + u >= mine) continue;
+      x[u] = raw_load<T, V>(from);
+      dy[u] = raw_load<T, V>(from_dy);
+      rstd[u] = stat[(t + u) * static_cast<int64_t>(walk.step) * a.normed()];
     }
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
+    for (int u = 0; u < UNROLL; u++, to += stride) {
       Floats<V> xhat = floats_of<T, V>(x[u]), g = floats_of<T, V>(dy[u]);
 #pragma unroll
       for (int k = 0; k < V; k++) {
@@ -153,20 +176,20 @@ __global__ void __launch_bounds__(QK_THREADS)
         dw.v[k] += g.v[k] * xhat.v[k];
         g.v[k] *= w.v[k];
       }
-      const float slope = lanes_sum(dot<V>(g, xhat), a.lanes) * over_dim;
+      const float slope = lanes_sum<LANES>(dot<V>(g, xhat)) * over_dim;
 #pragma unroll
       for (int k = 0; k < V; k++) g.v[k] = rstd[u] * (g.v[k] - slope * xhat.v[k]);
-      if (to[u] >= 0) floats_store<T, V>(a.out + to[u], g);
+      if (t + u < mine) floats_store<T, V>(to, g);
     }
   }
-  const int width = a.lanes * V;
 #pragma unroll
-  for (int k = 0; k < V; k++) part[group * width + at + k] = dw.v[k];
+  for (int k = 0; k < V; k++) part[group * padded + at + k] = dw.v[k];
   __syncthreads();
   for (int j = threadIdx.x; j < a.dim; j += QK_THREADS) {
-    float sum = 0;
-    for (int g = 0; g < groups; g++) sum += part[g * width + j];
-    partial[blockIdx.x * static_cast<int64_t>(a.dim) + j] = sum;
+    float of_q = 0, of_k = 0;
+    for (int g = 0; g < groups; g++) (is_key[g] ? of_k : of_q) += part[g * padded + j];
+    partial[blockIdx.x * 2 * static_cast<int64_t>(a.dim) + j] = of_q;
+    partial[(blockIdx.x * 2 + 1) * static_cast<int64_t>(a.dim) + j] = of_k;
   }
 }
 
@@ -212,13 +235,11 @@ static void check_shapes(Tensor raw_NQ, Tensor wq_D, Tensor wk_D, AttnShape s) {
 
 template <class T>
 static QkNorm<T> norm_of(Tensor raw, Tensor wq, Tensor wk, AttnShape s, Tensor out, Tensor rstd) {
-  int lanes = 1;
-  while (lanes * wide<T> < s.head_dim) lanes *= 2;
-  return {static_cast<int>(raw.dim[0]),
+  const int n = static_cast<int>(raw.dim[0]);
+  return {n,
           s.n_heads,
           s.n_kv_heads,
           s.head_dim,
-          lanes,
           0,
           cuda_data<T>(raw),
           cuda_data<T>(wq),
@@ -232,6 +253,23 @@ static bool fits_lanes(DType t, int head_dim) {
   return is_wide(t, head_dim) && static_cast<size_t>(head_dim) * dtype_size(t) <= 32 * 16;
 }
 
+template <class T>
+static void qk_norm_fwd(Device *d, QkNorm<T> a) {
+  by_lanes(a.dim / wide<T>, [&]<int LANES>(std::integral_constant<int, LANES>) {
+    auto kernel = qk_norm_fwd_kernel<T, LANES>;
+    int64_t blocks = walk_blocks(d, kernel, a.n, a.heads(), QK_THREADS / LANES, QK_UNROLL);
+    kernel<<<grid_of(blocks), QK_THREADS, 0, cuda_stream(d)>>>(a);
+    CUDA_LAUNCHED();
+  });
+}
+
+template <class T>
+static void qk_norm_fwd_any(Device *d, QkNorm<T> a) {
+  const int64_t blocks = cuda_ceil(static_cast<int64_t>(a.n) * a.heads(), QK_THREADS / 32);
+  qk_norm_fwd_any_kernel<T><<<grid_of(blocks), QK_THREADS, 0, cuda_stream(d)>>>(a);
+  CUDA_LAUNCHED();
+}
+
 void cuda_qk_norm_fwd(Device *d, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, float eps, AttnShape s,
                       Tensor qkv_NQ, Tensor rstd_NH) {
   int64_t n = raw_NQ.dim[0], q = raw_NQ.dim[1];
@@ -243,30 +281,24 @@ void cuda_qk_norm_fwd(Device *d, Tensor raw_NQ, Tensor wq_D, Tensor wk_D, float 
   cuda_by_type(raw_NQ.dtype, [&]<class T>(T) {
     QkNorm<T> a = norm_of<T>(raw_NQ, wq_D, wk_D, s, qkv_NQ, rstd_NH);
     a.eps = eps;
-    auto kernel = fits ? qk_norm_fwd_kernel<T, wide<T>> : qk_norm_fwd_any_kernel<T>;
-    int64_t each = fits ? QK_THREADS / a.lanes * QK_UNROLL : QK_THREADS / 32;
-    int64_t blocks = cuda_ceil(n * a.heads(), each);
-    if (fits) blocks = resident_blocks(d, kernel, QK_THREADS, 0, blocks);
-    kernel<<<grid_of(blocks), QK_THREADS, 0, cuda_stream(d)>>>(a);
-    CUDA_LAUNCHED();
+    fits ? qk_norm_fwd<T>(d, a) : qk_norm_fwd_any<T>(d, a);
   });
 }
 
 template <class T>
 static void qk_norm_bwd(Device *d, QkNorm<T> a, float *dwq, float *dwk) {
-  constexpr int64_t FEWEST_TURNS = 16;
-  auto kernel = qk_norm_bwd_kernel<T, wide<T>>;
-  const int64_t each = QK_THREADS / a.lanes * FEWEST_TURNS;
-  const int64_t normed = a.normed();
-  int64_t blocks = resident_blocks(d, kernel, QK_THREADS, 0, cuda_ceil(a.n * normed, each));
-  int64_t q_blocks = cuda_ceil(blocks * a.q_heads, normed);
-  int64_t k_blocks = cuda_ceil(blocks * a.k_heads, normed), all = q_blocks + k_blocks;
-  float *partial =
-      static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(all * a.dim)));
-  kernel<<<grid_of(all), QK_THREADS, 0, cuda_stream(d)>>>(a, grid_of(q_blocks), partial);
-  CUDA_LAUNCHED();
-  cuda_sum_partials(d, partial, q_blocks, a.dim, a.dim, dwq);
-  cuda_sum_partials(d, partial + q_blocks * a.dim, k_blocks, a.dim, a.dim, dwk);
+  constexpr int FEWEST_TURNS = 16;
+  const int64_t stride = 2 * a.dim;
+  by_lanes(a.dim / wide<T>, [&]<int LANES>(std::integral_constant<int, LANES>) {
+    auto kernel = qk_norm_bwd_kernel<T, LANES>;
+    int64_t blocks = walk_blocks(d, kernel, a.n, a.normed(), QK_THREADS / LANES, FEWEST_TURNS);
+    float *partial =
+        static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(blocks * stride)));
+    kernel<<<grid_of(blocks), QK_THREADS, 0, cuda_stream(d)>>>(a, partial);
+    CUDA_LAUNCHED();
+    cuda_sum_partials(d, a.dim, {partial, blocks, stride, dwq},
+                      {partial + a.dim, blocks, stride, dwk});
+  });
 }
 
 /* dw first: dqkv is overwritten. */

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/row_order.h"
 
-enum { ORDER_THREADS = 1024, ORDER_EACH = 4, ORDER_MOST_NUMBERS = 8192 };
+enum { ORDER_THREADS = 1024, ORDER_READS = 8, ORDER_EACH = 4, ORDER_MOST_NUMBERS = 8192 };
 
 struct RowOrder {
   int r, numbers; /* places; numbers that a block owns */
@@ -39,12 +39,20 @@ __device__ inline int count_numbers(const RowOrder &a, int64_t low, int own, int
   int before = 0;
   for (int j = threadIdx.x; j < own; j += ORDER_THREADS) count[j] = 0;
   __syncthreads();
-#pragma unroll 4
-  for (int i = threadIdx.x; i < a.r; i += ORDER_THREADS) {
-    const int row = a.rows[i];
-    assert(row >= 0 && row < a.n);
-    before += row < low;
-    if (row >= low && row < low + own) atomicAdd(&count[row - low], 1);
+  for (int base = 0; base < a.r; base += ORDER_THREADS * ORDER_READS) {
+    int row[ORDER_READS];
+#pragma unroll
+    for (int e = 0; e < ORDER_READS; e++) {
+      const int i = base + e * ORDER_THREADS + static_cast<int>(threadIdx.x);
+      row[e] = i < a.r ? a.rows[i] : INT32_MAX;
+    }
+#pragma unroll
+    for (int e = 0; e < ORDER_READS; e++) {
+      before += row[e] < low;
+      if (row[e] >= low && row[e] < low + own) atomicAdd(&count[row[e] - low], 1);
+      if (row[e] == INT32_MAX) continue; /* no number: all are below n */
+      assert(row[e] >= 0 && row[e] < a.n);
+    }
   }
   before = block_sum(before);
   const int each = (own + ORDER_THREADS - 1) / ORDER_THREADS, first = threadIdx.x * each;
@@ -108,6 +116,7 @@ __device__ inline void put_in_order(const RowOrder &a, int64_t low, int first, i
 
 __global__ void __launch_bounds__(ORDER_THREADS) row_order_kernel(RowOrder a) {
   extern __shared__ int start[];
+  let_next_kernel_start();
   const int64_t low = static_cast<int64_t>(blockIdx.x) * a.numbers;
   const int own = a.n - low < a.numbers ? static_cast<int>(a.n - low) : a.numbers;
   int total;

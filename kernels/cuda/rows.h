@@ -156,6 +156,11 @@ __device__ inline void wait_for_kernel_before() {
   cudaGridDependencySynchronize();
 #endif
 }
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
 
 /* ---- element-wise: out[i] = f(a[i], b[i]) ---- */
 
@@ -225,8 +230,14 @@ static void cuda_map(Device *d, Tensor a, Tensor b, Tensor out, F f) {
 /* ---- sums over rows, in two steps ---- */
 
 /* out[j] += sum over i < count of partial[i * stride + j], j < width, always in the same order. */
-void cuda_sum_partials(Device *d, const float *partial, int64_t count, int64_t stride,
-                       int64_t width, float *out);
+struct PartialSum {
+  const float *partial;
+  int64_t count, stride;
+  float *out;
+};
+/* Behind the kernel that wrote the partial sums; two of one width at once, or one and an empty one.
+ */
+void cuda_sum_partials(Device *d, int64_t width, PartialSum first, PartialSum second);
 
 /* Blocks of a kernel that fill the GPU at once, at most `most`. */
 template <class Kernel>
