@@ -115,25 +115,28 @@ static void get_piece(PeerGroup *g, int rank, int from, char *to, size_t bytes) 
   tell(g->get, &g->number[1], &flags_of(l->box)->emptied[rank], n + 1);
 }
 
-/* Pieces of a block: of one length, that both ends work out. */
+/* Pieces of a block are of one length, which both ends work out. */
 static size_t piece_bytes(const PeerGroup *g, size_t bytes) {
   size_t pieces = (bytes + g->slot_bytes - 1) / g->slot_bytes;
-  size_t each = (bytes + pieces - 1) / pieces;
+  size_t each = pieces ? (bytes + pieces - 1) / pieces : 0;
   return (each + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static void put_block(PeerGroup *g, int rank, int to, const CommPeer *p) {
-  if (!p->send_bytes) return;
-  size_t each = piece_bytes(g, p->send_bytes);
-  for (size_t at = 0; at < p->send_bytes; at += each)
-    put_piece(g, rank, to, p->send + at, at + each < p->send_bytes ? each : p->send_bytes - at);
-}
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-static void get_block(PeerGroup *g, int rank, int from, const CommPeer *p) {
-  if (!p->recv_bytes) return;
-  size_t each = piece_bytes(g, p->recv_bytes);
-  for (size_t at = 0; at < p->recv_bytes; at += each)
-    get_piece(g, rank, from, p->recv + at, at + each < p->recv_bytes ? each : p->recv_bytes - at);
+/* A block out and a block in, piece by piece by turns: whatever the hardware runs one after another
+ * of the two streams, no piece then waits for one that is queued behind it. */
+static void pass_blocks(PeerGroup *g, int rank, int to, const CommPeer *out, int from,
+                        const CommPeer *in) {
+  size_t send = out->send_bytes, recv = in->recv_bytes, sent = 0, received = 0;
+  size_t put_each = piece_bytes(g, send), get_each = piece_bytes(g, recv);
+  while (sent < send || received < recv) {
+    size_t put = smaller(put_each, send - sent), get = smaller(get_each, recv - received);
+    if (put) put_piece(g, rank, to, out->send + sent, put);
+    if (get) get_piece(g, rank, from, in->recv + received, get);
+    sent += put;
+    received += get;
+  }
 }
 
 /* Starting behind the own rank: no two ranks put into the same box at a time. */
@@ -148,8 +151,7 @@ static void peer_exchange(Device *d, CudaGroup *group, CollKind kind, const Comm
   CUDA_CHECK(cudaStreamWaitEvent(g->get, g->fork, 0));
   for (int i = 1; i < size; i++) {
     int to = (rank + i) % size, from = (rank - i + size) % size;
-    put_block(g, rank, to, &peer[to]);
-    get_block(g, rank, from, &peer[from]);
+    pass_blocks(g, rank, to, &peer[to], from, &peer[from]);
   }
   if (own->send_bytes && own->send != own->recv)
     CUDA_CHECK(cudaMemcpyAsync(own->recv, own->send, own->send_bytes, cudaMemcpyDefault, stream));
