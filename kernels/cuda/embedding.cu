@@ -180,14 +180,15 @@ __global__ void __launch_bounds__(SCATTER_THREADS) crossing_kernel(Scatter<TY, T
   const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK, end = first + CHUNK;
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
   const ChunkOf chunk = chunk_of(a.places, a.r, first);
-  if (!(chunk.there & LAST) || (chunk.ends | chunk.incoming) & LAST || column >= a.c) return;
-  const unsigned row = row_of(a.places[end - 1]);
-  int64_t chunks = 1, beyond = gridDim.x - blockIdx.x; /* the run reaches 1, not `beyond` */
+  const bool goes_on = chunk.there & LAST && !((chunk.ends | chunk.incoming) & LAST);
+  const unsigned row = goes_on ? row_of(a.places[end - 1]) : 0;
+  int64_t chunks = 1, beyond = goes_on ? gridDim.x - blockIdx.x : 0; /* reaches 1, not `beyond` */
   while (beyond - chunks > 1) {
     const int64_t middle = (chunks + beyond) / 2;
     (row_of(a.places[first + middle * CHUNK]) == row ? chunks : beyond) = middle;
   }
-  wait_for_kernel_before();
+  wait_for_kernel_before(); /* also with nothing to do: the next op relies on this kernel's end */
+  if (!goes_on || column >= a.c) return;
   const float *partial = a.partial + blockIdx.x * 2 * a.c + column;
   Floats<V> sum = x_load<V, float>(partial + a.c);
 #pragma unroll 8
