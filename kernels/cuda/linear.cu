@@ -1,5 +1,6 @@
 /* Products with what lies in front of them: y = front(x) W^T + b. Few rows of BF16 go through one
  * kernel (linear_few.cu); all others op by op. */
+#include "kernels/cuda/linear_few.h"
 #include "kernels/cuda/ops.h"
 
 void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
@@ -13,6 +14,7 @@ void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
     require(in.dtype == x.dtype && in.ndim == 2 && in.dim[0] == x.dim[0]);
     require(in.dim[1] == l.w_OK.dim[1]);
   }
+  if (linear_few(d, l, x, y_MO)) return;
   if (l.front == FRONT_RMSNORM) cuda_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
   if (l.front == FRONT_SWIGLU) cuda_swiglu_fwd(d, x, in);
   if (l.bias_O.data && !l.add && y_MO.dtype == x.dtype) {

@@ -1,0 +1,320 @@
+/* What decoding adds to the ops, on the GPU against the CPU: linear with its fronts, rope_write,
+ * decode_advance; and how fast a chain of products of few rows goes in a captured step. */
+#include "tests/twin.h"
+
+/* Frees all pairs; returns what failed, which goes on counting. */
+static int release(void) {
+  int failures = twin_state.failures;
+  twin_state.failures = 0;
+  twin_done();
+  return failures;
+}
+
+/* ---- linear ---- */
+
+typedef struct Case {
+  int64_t m, n, k;
+  Front front;
+  bool bias, add, logits; /* logits: y is F32 whatever x is */
+} Case;
+
+static const Case cases[] = {
+    {1, 16, 64, FRONT_NONE, false, false, false},
+    {3, 20, 24, FRONT_NONE, true, false, false},
+    {5, 7, 13, FRONT_RMSNORM, false, false, false},
+    {8, 300, 200, FRONT_RMSNORM, false, false, false},
+    {1, 2560, 2048, FRONT_RMSNORM, false, false, false},
+    {9, 2048, 2048, FRONT_NONE, false, true, false},
+    {16, 1111, 1000, FRONT_RMSNORM, true, false, false},
+    {17, 640, 704, FRONT_SWIGLU, false, true, false},
+    {33, 130, 5632, FRONT_SWIGLU, false, true, false},
+    {64, 2048, 5632, FRONT_SWIGLU, false, true, false},
+    {64, 2560, 2048, FRONT_RMSNORM, true, false, false},
+    {63, 129, 520, FRONT_SWIGLU, false, false, false},
+    {40, 4000, 512, FRONT_RMSNORM, false, false, true},
+    {7, 513, 11008, FRONT_SWIGLU, false, true, false},
+    {65, 200, 300, FRONT_RMSNORM, false, false, false},
+    {130, 96, 136, FRONT_SWIGLU, true, false, false},
+    {2, 300, 20000, FRONT_NONE, false, false, false},
+    {0, 32, 64, FRONT_RMSNORM, false, false, false},
+};
+enum { N_CASES = sizeof cases / sizeof cases[0] };
+
+typedef struct Product {
+  Pair x, norm, w, bias, front, y;
+  Linear on_cpu, on_gpu;
+} Product;
+
+static Product product(const Case *c, DType type, uint64_t seed) {
+  Product p = {.norm = twin_absent(), .bias = twin_absent(), .front = twin_absent()};
+  p.x = twin_random(type, seed, 1, 2, c->m, c->front == FRONT_SWIGLU ? 2 * c->k : c->k);
+  p.w = twin_random(type, seed + 1, 0.05F, 2, c->n, c->k);
+  p.y = twin_random(c->logits ? DT_F32 : type, seed + 2, 1, 2, c->m, c->n);
+  if (c->bias) p.bias = twin_random(type, seed + 3, 1, 1, c->n);
+  if (c->front == FRONT_RMSNORM) p.norm = twin_random(type, seed + 4, 1, 1, c->k);
+  if (c->front != FRONT_NONE) p.front = twin_unwritten(type, 2, c->m, c->k);
+  Linear l = {.front = c->front, .eps = 1e-5F, .add = c->add};
+  p.on_cpu = p.on_gpu = l;
+  p.on_cpu.norm_K = p.norm.cpu;
+  p.on_cpu.w_OK = p.w.cpu;
+  p.on_cpu.bias_O = p.bias.cpu;
+  p.on_cpu.front_MK = p.front.cpu;
+  p.on_gpu.norm_K = p.norm.gpu;
+  p.on_gpu.w_OK = p.w.gpu;
+  p.on_gpu.bias_O = p.bias.gpu;
+  p.on_gpu.front_MK = p.front.gpu;
+  return p;
+}
+
+/* F32: sums of thousands of terms. BF16: front(x) and y are each rounded to 2^-9 of themselves; the
+ * first averages out over a sum. F32 from BF16: only front(x) is. */
+static void linear_agrees(void **state) {
+  (void)state;
+  Twins *t = twins();
+  int failures = 0;
+  for (int k = 0; k < 2; k++)
+    for (int i = 0; i < N_CASES; i++) {
+      const Case *c = cases + i;
+      DType type = k ? DT_BF16 : DT_F32;
+      Product p = product(c, type, (uint64_t)i + 1);
+      t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
+      t->cpu_ops->linear(t->cpu, p.on_cpu, p.x.cpu, p.y.cpu);
+      char name[96];
+      snprintf(name, sizeof name, "linear %s m %d n %d k %d front %d%s%s%s", dtype_name(type),
+               (int)c->m, (int)c->n, (int)c->k, (int)c->front, c->bias ? " bias" : "",
+               c->add ? " add" : "", c->logits ? " to F32" : "");
+      if (c->m > 0) twin_compare(name, p.y, type == DT_F32 ? 1e-5 : 1.0 / 256);
+      failures += release();
+    }
+  twin_state.failures = failures;
+  twin_done();
+}
+
+/* The first rows of 64 have the bits that they have by themselves, for any number of them. */
+static void rows_do_not_meet(void **state) {
+  (void)state;
+  Twins *t = twins();
+  static const Case all = {64, 700, 2048, FRONT_RMSNORM, false, false, false};
+  static const int some[] = {1, 5, 8, 9, 16, 20, 32, 47, 64};
+  Product p = product(&all, DT_BF16, 3);
+  t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
+  float *want = twin_back(p.y);
+  for (int i = 0; i < 9; i++) {
+    Pair y = twin_unwritten(DT_BF16, 2, some[i], all.n);
+    Tensor x = p.x.gpu;
+    x.dim[0] = some[i];
+    t->gpu_ops->linear(t->gpu, p.on_gpu, x, y.gpu);
+    float *got = twin_back(y);
+    size_t bytes = (size_t)(some[i] * all.n) * sizeof *got;
+    twin_check("a row's bits change with the number of rows", memcmp(got, want, bytes) == 0);
+    free(got);
+  }
+  free(want);
+  twin_done();
+}
+
+/* ---- rope_write ---- */
+
+/* In place as rope does, and in the pages what decoding then reads; rows without a slot and
+ * sequences of no tokens included. */
+static void rope_write_agrees(void **state) {
+  (void)state;
+  Twins *t = twins();
+  enum { N = 6, PAGE = 4, PAGES = 5 };
+  static const AttnShape shapes[] = {
+      {4, 2, 16, 0.25F, 0}, {8, 1, 64, 0.125F, 0}, {3, 3, 6, 0.4F, 0}, {2, 1, 20, 0.2F, 0}};
+  static const int32_t positions[N] = {0, 1, 2, 7, 3, 5}, slots[N] = {8, 9, 10, -1, 3, 17};
+  static const int32_t table[N] = {2, 1, 2, 1, 0, 1}, lens[3] = {3, 0, 0};
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 4; k++) {
+      DType type = k % 2 ? DT_BF16 : DT_F32;
+      AttnShape s = shapes[i];
+      int64_t half = i == 3 ? 5 : s.head_dim / 2, hd = (int64_t)s.n_heads * s.head_dim;
+      Pair qkv = twin_random(type, 1, 1, 2, N, hd + 2L * s.n_kv_heads * s.head_dim);
+      Pair at = twin_ints(positions, N), slot = twin_ints(slots, N), len = twin_ints(lens, 3);
+      Pair cos = k < 2 ? twin_random(DT_F32, 2, 1, 2, 8, half) : twin_absent();
+      Pair sin = k < 2 ? twin_random(DT_F32, 3, 1, 2, 8, half) : twin_absent();
+      Pair keys = twin_unwritten(type, 4, PAGES, PAGE, s.n_kv_heads, s.head_dim);
+      Pair values = twin_unwritten(type, 4, PAGES, PAGE, s.n_kv_heads, s.head_dim);
+      Pair pages = twin_ints(table, N), out = twin_unwritten(type, 2, 3, hd);
+      pages.cpu = tensor_2d(pages.cpu.data, DT_I32, 3, 2);
+      pages.gpu = tensor_2d(pages.gpu.data, DT_I32, 3, 2);
+      t->gpu_ops->rope_write(t->gpu, qkv.gpu, at.gpu, cos.gpu, sin.gpu, s, slot.gpu, keys.gpu,
+                             values.gpu);
+      t->cpu_ops->rope_write(t->cpu, qkv.cpu, at.cpu, cos.cpu, sin.cpu, s, slot.cpu, keys.cpu,
+                             values.cpu);
+      double tolerance = type == DT_F32 ? 1e-6 : 1.0 / 256; /* a product, a sum, a rounding */
+      twin_compare("rope_write, qkv", qkv, tolerance);
+      Tensor q_gpu = qkv.gpu, q_cpu = qkv.cpu;
+      q_gpu.dim[0] = q_cpu.dim[0] = 3;
+      t->gpu_ops->attention_decode(t->gpu, q_gpu, pages.gpu, len.gpu, s, keys.gpu, values.gpu,
+                                   out.gpu);
+      t->cpu_ops->attention_decode(t->cpu, q_cpu, pages.cpu, len.cpu, s, keys.cpu, values.cpu,
+                                   out.cpu);
+      twin_compare("rope_write, decoded", out, type == DT_F32 ? 1e-5 : 1.0 / 64);
+    }
+  twin_done();
+}
+
+/* ---- decode_advance ---- */
+
+static void as_matrix(Pair *p, int64_t rows, int64_t columns) {
+  p->cpu = tensor_2d(p->cpu.data, p->cpu.dtype, rows, columns);
+  p->gpu = tensor_2d(p->gpu.data, p->gpu.dtype, rows, columns);
+}
+
+/* Rows of several lengths, one inert from the start, over more steps than some have left. */
+static void advance_agrees(void **state) {
+  (void)state;
+  Twins *t = twins();
+  enum { B = 300, PAGE = 4, WIDTH = 10, STEPS = 12 };
+  int32_t token[B], position[B], len[B], slot[B], end[B], drawn[B], table[B * WIDTH], step = 0;
+  int32_t none[STEPS * B];
+  int64_t stream[B];
+  for (int b = 0; b < B; b++) {
+    len[b] = b == 5 ? 0 : 1 + b % 20;
+    end[b] = len[b] + 3 + b % 17;
+    token[b] = position[b] = 0;
+    slot[b] = b == 5 ? -1 : 0;
+    drawn[b] = 1000 + b;
+    stream[b] = (int64_t)rng_mix(77, (uint64_t)b);
+  }
+  rng_permute(3, 1, table, B * WIDTH);
+  for (int i = 0; i < STEPS * B; i++) none[i] = -9;
+  Pair p[] = {twin_ints(token, B),
+              twin_ints(position, B),
+              twin_ints(len, B),
+              twin_ints(slot, B),
+              twin_ints(table, B * WIDTH),
+              twin_ints(end, B),
+              twin_bytes(DT_I64, stream, B),
+              twin_random(DT_F32, 1, 1, 1, B),
+              twin_ints(drawn, B),
+              twin_random(DT_F32, 2, 1, 1, B),
+              twin_ints(&step, 1),
+              twin_ints(none, STEPS * B),
+              twin_unwritten(DT_F32, 2, STEPS, B)};
+  as_matrix(p + 4, B, WIDTH);
+  as_matrix(p + 11, STEPS, B);
+  DecodeRows cpu = {PAGE,     2,         1234567890123ULL, p[0].cpu, p[1].cpu, p[2].cpu,
+                    p[3].cpu, p[4].cpu,  p[5].cpu,         p[6].cpu, p[7].cpu, p[8].cpu,
+                    p[9].cpu, p[10].cpu, p[11].cpu,        p[12].cpu};
+  DecodeRows gpu = {PAGE,     2,         1234567890123ULL, p[0].gpu, p[1].gpu, p[2].gpu,
+                    p[3].gpu, p[4].gpu,  p[5].gpu,         p[6].gpu, p[7].gpu, p[8].gpu,
+                    p[9].gpu, p[10].gpu, p[11].gpu,        p[12].gpu};
+  for (int i = 0; i < STEPS; i++) {
+    t->gpu_ops->decode_advance(t->gpu, gpu);
+    t->cpu_ops->decode_advance(t->cpu, cpu);
+  }
+  static const char *names[] = {"token",
+                                "position",
+                                "len",
+                                "slot",
+                                "table",
+                                "end",
+                                "stream",
+                                "u",
+                                "drawn",
+                                "logprob",
+                                "step",
+                                "history of tokens",
+                                "history of log-probabilities"};
+  for (int i = 0; i < 13; i++) {
+    if (i == 7 || i == 9 || i == 12)
+      twin_compare(names[i], p[i], 0); /* the same numbers */
+    else
+      twin_compare_bytes(names[i], p[i]);
+  }
+  /* The next random number of a row is the one that the host would take. */
+  float u = (float)rng_uniform(1234567890123ULL, (uint64_t)stream[16], (uint64_t)(len[16] + STEPS));
+  twin_check("u is the host's", tensor_i32(p[2].cpu)[16] == len[16] + STEPS &&
+                                    memcmp(tensor_f32(p[7].cpu) + 16, &u, sizeof u) == 0);
+  twin_done();
+}
+
+/* ---- time ---- */
+
+enum { LAYERS = 8 };
+typedef struct Chain {
+  Tensor qkv[LAYERS], o[LAYERS], gu[LAYERS], down[LAYERS], norm;
+  Tensor x, a, b, att, front_MF;
+  DeviceGraph *graph;
+} Chain;
+
+static Tensor filled(int64_t rows, int64_t columns, const Pair *block) {
+  Tensor t = tensor_2d(NULL, DT_BF16, rows, columns);
+  size_t bytes = tensor_bytes(t), step = tensor_bytes(block->gpu);
+  t.data = device_alloc(twin_state.gpu, bytes);
+  for (size_t at = 0; at < bytes; at += step)
+    device_copy(twin_state.gpu, (char *)t.data + at, block->gpu.data,
+                bytes - at < step ? bytes - at : step);
+  return t;
+}
+
+static void queue_chain(const Chain *c) {
+  Device *d = twin_state.gpu;
+  const Ops *op = twin_state.gpu_ops;
+  Tensor front_MC = c->front_MF;
+  front_MC.dim[1] = c->x.dim[1]; /* room for either front */
+  for (int i = 0; i < LAYERS; i++) {
+    Linear l = {.front = FRONT_RMSNORM, .norm_K = c->norm, .eps = 1e-5F, .front_MK = front_MC};
+    l.w_OK = c->qkv[i];
+    op->linear(d, l, c->x, c->a);
+    op->linear(d, (Linear){.w_OK = c->o[i], .add = true}, c->att, c->x);
+    l.w_OK = c->gu[i];
+    op->linear(d, l, c->x, c->b);
+    l = (Linear){.front = FRONT_SWIGLU, .w_OK = c->down[i], .add = true, .front_MK = c->front_MF};
+    op->linear(d, l, c->b, c->x);
+  }
+}
+static void launch_chain(void *arg) { device_graph_launch(twin_state.gpu, ((Chain *)arg)->graph); }
+
+/* The products of layers of a 1.1B Llama, one behind the other, in a captured step. */
+static void rates(void **state) {
+  (void)state;
+  if (getenv("RLHF_NO_RATES")) skip(); /* under a memory checker */
+  Twins *t = twins();
+  const int64_t C = 2048, F = 5632, Q = 2560;
+  Pair block = twin_random(DT_BF16, 1, 0.02F, 1, 1 << 20);
+  Chain c = {.norm = twin_filled(DT_BF16, 1, 1, C).gpu};
+  for (int i = 0; i < LAYERS; i++) {
+    c.qkv[i] = filled(Q, C, &block);
+    c.o[i] = filled(C, C, &block);
+    c.gu[i] = filled(2 * F, C, &block);
+    c.down[i] = filled(C, F, &block);
+  }
+  static const int some[] = {1, 8, 16, 32, 64, 128};
+  for (int i = 0; i < 6; i++) {
+    int64_t m = some[i];
+    c.x = twin_random(DT_BF16, 2, 1, 2, m, C).gpu;
+    c.att = twin_random(DT_BF16, 3, 1, 2, m, C).gpu;
+    c.a = twin_unwritten(DT_BF16, 2, m, Q).gpu;
+    c.b = twin_unwritten(DT_BF16, 2, m, 2 * F).gpu;
+    c.front_MF = twin_unwritten(DT_BF16, 2, m, F).gpu;
+    queue_chain(&c); /* scratch and plans exist before what is captured */
+    twin_check("a GPU captures", device_capture_begin(t->gpu));
+    queue_chain(&c);
+    c.graph = device_capture_end(t->gpu);
+    char name[96];
+    snprintf(name, sizeof name, "8 layers' products of %d rows", some[i]);
+    double bytes = 2.0 * LAYERS * (double)(Q * C + C * C + 3 * F * C);
+    twin_time(name, launch_chain, &c, bytes, (double)m * bytes);
+    device_graph_free(t->gpu, c.graph);
+  }
+  for (int i = 0; i < LAYERS; i++) {
+    device_free(t->gpu, c.qkv[i].data);
+    device_free(t->gpu, c.o[i].data);
+    device_free(t->gpu, c.gu[i].data);
+    device_free(t->gpu, c.down[i].data);
+  }
+  twin_done();
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(linear_agrees),
+    cmocka_unit_test(rows_do_not_meet),
+    cmocka_unit_test(rope_write_agrees),
+    cmocka_unit_test(advance_agrees),
+    cmocka_unit_test(rates),
+};
+TEST_MAIN(tests)
