@@ -20,10 +20,9 @@ namespace {
 
 typedef __nv_bfloat16 bf16;
 
-/* LEAD: steps that the copies are ahead of compute. A place in the ring is filled again two steps
- * after it was used, so that neither warpgroup waits for the other at once. */
-constexpr int D = 64, ROWS = 64, GROUP_THREADS = 128, LEAD = 4, RING = LEAD + 2;
-constexpr int KEY_GROUPS = 2, QUERY_GROUPS = 3; /* warpgroups of a block: as registers allow */
+/* Warpgroups compute, one more copies, up to RING steps ahead, and leaves them its registers. */
+constexpr int D = 64, ROWS = 64, GROUP_THREADS = 128, RING = 6;
+constexpr int KEY_GROUPS = 2, QUERY_GROUPS = 3; /* of a block: as registers allow */
 constexpr int TILE_BYTES = ROWS * D * 2;
 
 struct Shared {
@@ -72,7 +71,7 @@ __device__ inline void start_ring(Shared *sh, int groups) {
   __syncthreads();
 }
 
-/* Before `step` fills its place again: both warpgroups are done with it. Thread 0. */
+/* Before `step` fills its place again: the warpgroups are done with it. */
 __device__ inline void wait_for_place(Shared *sh, int step) {
   if (step >= RING) barrier_wait(shared_address(&sh->empty[step % RING]), (step / RING + 1) & 1);
 }
@@ -134,51 +133,76 @@ __device__ inline void pack_fragment(uint32_t (&a)[16], const float (&c)[32]) {
   for (int i = 0; i < 16; i++) a[i] = pack_pair(c[2 * i], c[2 * i + 1]);
 }
 
-#endif
+/* What a block of keys_kernel does: 128 keys from tile first_tile on, queries from there to the
+ * sequence's end, for each head of the group. */
+struct KeysBlock {
+  int seq, kv_head, heads, first_tile, tiles, first_row;
+  __device__ explicit KeysBlock(const Job &job) {
+    int lists = job.n_seqs * job.n_kv_heads, list = static_cast<int>(blockIdx.x) % lists;
+    seq = list / job.n_kv_heads;
+    kv_head = list % job.n_kv_heads;
+    heads = job.n_heads / job.n_kv_heads;
+    first_tile = static_cast<int>(blockIdx.x) / lists * KEY_GROUPS;
+    tiles = job.len / ROWS - first_tile;
+    first_row = seq * job.len;
+  }
+};
 
-/* dk and dv of 128 keys. Blocks with most queries come first. */
-__global__ __launch_bounds__(KEY_GROUPS *GROUP_THREADS,
-                             1) void keys_kernel(const __grid_constant__ CUtensorMap qkv_map,
-                                                 const __grid_constant__ CUtensorMap dout_map,
-                                                 Job job) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Shared *sh = reinterpret_cast<Shared *>(memory);
-  Me me;
-  int lists = job.n_seqs * job.n_kv_heads, list = static_cast<int>(blockIdx.x) % lists;
-  int seq = list / job.n_kv_heads, kv_head = list % job.n_kv_heads;
-  int first_tile = static_cast<int>(blockIdx.x) / lists * 2, tiles = job.len / ROWS - first_tile;
-  int heads = job.n_heads / job.n_kv_heads, steps = heads * tiles, first_row = seq * job.len;
-  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D;
-  int64_t key_row = first_row + (first_tile + me.group) * ROWS;
-  int64_t k_column = static_cast<int64_t>(job.n_heads + kv_head) * D,
-          v_column = k_column + static_cast<int64_t>(job.n_kv_heads) * D;
-  start_ring(sh, KEY_GROUPS);
-
-  auto copy = [&](int step) {
-    int head = kv_head * heads + step / tiles, tile = first_tile + step % tiles, at = step % RING;
+__device__ __forceinline__ void keys_copy(Shared *sh, const Job &job, const CUtensorMap *qkv_map,
+                                          const CUtensorMap *dout_map) {
+  KeysBlock b(job);
+  int head = b.kv_head * b.heads, tile = b.first_tile;
+  for (int step = 0; step < b.heads * b.tiles; step++) {
+    int at = step % RING, row = b.first_row + tile * ROWS;
+    int64_t rows = (static_cast<int64_t>(b.seq) * job.n_heads + head) * job.len + tile * ROWS;
     uint32_t full = shared_address(&sh->full[at]);
-    int64_t rows = (static_cast<int64_t>(seq) * job.n_heads + head) * job.len + tile * ROWS;
     wait_for_place(sh, step);
     barrier_expect(full, 2 * TILE_BYTES + 2 * ROW_BYTES);
-    copy_tile(shared_address(sh->tile[at][0]), &qkv_map, head * D, first_row + tile * ROWS, full);
-    copy_tile(shared_address(sh->tile[at][1]), &dout_map, head * D, first_row + tile * ROWS, full);
+    copy_tile(shared_address(sh->tile[at][0]), qkv_map, head * D, row, full);
+    copy_tile(shared_address(sh->tile[at][1]), dout_map, head * D, row, full);
     copy_bytes(shared_address(sh->row[at][0]), job.lse + rows, ROW_BYTES, full);
     copy_bytes(shared_address(sh->row[at][1]), job.delta + rows, ROW_BYTES, full);
-  };
-  if (threadIdx.x == 0)
-    for (int step = 0; step < LEAD && step < steps; step++) copy(step);
+    if (++tile == b.first_tile + b.tiles) tile = b.first_tile, head++;
+  }
+}
 
+/* p = exp(scale q.k - lse), with lse of the columns. */
+__device__ inline void column_weights(float (&p)[32], float scale2, const float *lse) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    float2 l = *reinterpret_cast<const float2 *>(lse + 8 * j);
+    p[4 * j] = exp2_fast(fmaf(p[4 * j], scale2, -l.x));
+    p[4 * j + 1] = exp2_fast(fmaf(p[4 * j + 1], scale2, -l.y));
+    p[4 * j + 2] = exp2_fast(fmaf(p[4 * j + 2], scale2, -l.x));
+    p[4 * j + 3] = exp2_fast(fmaf(p[4 * j + 3], scale2, -l.y));
+  }
+}
+/* ds = p (dp - delta), with delta of the columns. */
+__device__ inline void column_gradients(float (&dp)[32], const float (&p)[32], const float *delta) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    float2 x = *reinterpret_cast<const float2 *>(delta + 8 * j);
+    dp[4 * j] = p[4 * j] * (dp[4 * j] - x.x);
+    dp[4 * j + 1] = p[4 * j + 1] * (dp[4 * j + 1] - x.y);
+    dp[4 * j + 2] = p[4 * j + 2] * (dp[4 * j + 2] - x.x);
+    dp[4 * j + 3] = p[4 * j + 3] * (dp[4 * j + 3] - x.y);
+  }
+}
+
+__device__ __forceinline__ void keys_compute(Shared *sh, const Job &job, const Me &me) {
+  KeysBlock b(job);
+  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D;
+  int64_t row = b.first_row + (b.first_tile + me.group) * ROWS;
+  int64_t k_at = row * width + static_cast<int64_t>(job.n_heads + b.kv_head) * D,
+          v_at = k_at + static_cast<int64_t>(job.n_kv_heads) * D;
   uint32_t k[16], v[16], weights[16], grads[16];
-  float dk[32], dv[32];
-  load_rows(k, job.qkv + key_row * width + k_column, width, me);
-  load_rows(v, job.qkv + key_row * width + v_column, width, me);
+  float dk[32], dv[32], scale2 = job.scale * LOG2E;
+  load_rows(k, job.qkv + k_at, width, me);
+  load_rows(v, job.qkv + v_at, width, me);
   clear(dk);
   clear(dv);
-  float scale2 = job.scale * LOG2E;
   int tile = 0, unreleased = -1; /* tile: of the head's, from the first on the diagonal */
-  for (int step = 0; step < steps; step++, tile = tile + 1 < tiles ? tile + 1 : 0) {
-    if (threadIdx.x == 0 && step + LEAD < steps) copy(step + LEAD);
+  for (int step = 0; step < b.heads * b.tiles; step++, tile = tile + 1 < b.tiles ? tile + 1 : 0) {
     wait_for_step(sh, step);
     if (tile < me.group) { /* the second 64 keys lie behind the first 64 queries */
       release_step(sh, step);
@@ -196,15 +220,7 @@ __global__ __launch_bounds__(KEY_GROUPS *GROUP_THREADS,
     wgmma_hold(p);
     if (unreleased >= 0) release_step(sh, unreleased);
     unreleased = step;
-    const float *lse = sh->row[at][0] + me.column, *delta = sh->row[at][1] + me.column;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      float2 l = *reinterpret_cast<const float2 *>(lse + 8 * j);
-      p[4 * j] = exp2_fast(fmaf(p[4 * j], scale2, -l.x));
-      p[4 * j + 1] = exp2_fast(fmaf(p[4 * j + 1], scale2, -l.y));
-      p[4 * j + 2] = exp2_fast(fmaf(p[4 * j + 2], scale2, -l.x));
-      p[4 * j + 3] = exp2_fast(fmaf(p[4 * j + 3], scale2, -l.y));
-    }
+    column_weights(p, scale2, sh->row[at][0] + me.column);
     if (tile == me.group) mask_diagonal<true>(p, me);
     pack_fragment(weights, p);
     wgmma_fence();
@@ -212,14 +228,7 @@ __global__ __launch_bounds__(KEY_GROUPS *GROUP_THREADS,
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(dp);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      float2 x = *reinterpret_cast<const float2 *>(delta + 8 * j);
-      dp[4 * j] = p[4 * j] * (dp[4 * j] - x.x);
-      dp[4 * j + 1] = p[4 * j + 1] * (dp[4 * j + 1] - x.y);
-      dp[4 * j + 2] = p[4 * j + 2] * (dp[4 * j + 2] - x.x);
-      dp[4 * j + 3] = p[4 * j + 3] * (dp[4 * j + 3] - x.y);
-    }
+    column_gradients(dp, p, sh->row[at][1] + me.column);
     pack_fragment(grads, dp);
     wgmma_fence();
     tile_along_columns(dk, grads, q_tile);
@@ -229,61 +238,62 @@ __global__ __launch_bounds__(KEY_GROUPS *GROUP_THREADS,
   wgmma_wait<0>();
   wgmma_hold(dk);
   wgmma_hold(dv);
-  store_rows(job.dqkv + key_row * width + k_column, width, dk, job.scale, me);
-  store_rows(job.dqkv + key_row * width + v_column, width, dv, 1, me);
-#endif
+  store_rows(job.dqkv + k_at, width, dk, job.scale, me);
+  store_rows(job.dqkv + v_at, width, dv, 1, me);
 }
 
-/* dq of 64 queries for each warpgroup, of one head. Blocks with most keys come first. */
+/* What a block of queries_kernel does: tiles of queries from first_tile on, one for each warpgroup
+ * (fewer at a sequence's end), keys up to the last one's. */
 template <int GROUPS>
-__global__ __launch_bounds__(GROUPS *GROUP_THREADS,
-                             1) void queries_kernel(const __grid_constant__ CUtensorMap qkv_map,
-                                                    Job job) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Shared *sh = reinterpret_cast<Shared *>(memory);
-  Me me;
-  int lists = job.n_seqs * job.n_heads, list = static_cast<int>(blockIdx.x) % lists;
-  int seq = list / job.n_heads, head = list % job.n_heads, tiles = job.len / ROWS;
-  int first_tile =
-      ((tiles + GROUPS - 1) / GROUPS - 1 - static_cast<int>(blockIdx.x) / lists) * GROUPS;
-  int groups = min(GROUPS, tiles - first_tile), steps = first_tile + groups;
-  int first_row = seq * job.len, kv_head = head / (job.n_heads / job.n_kv_heads);
-  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D,
-          out_width = static_cast<int64_t>(job.n_heads) * D;
-  int diagonal = first_tile + me.group, in_seq = diagonal * ROWS;
-  int64_t query_row = first_row + in_seq, q_column = static_cast<int64_t>(head) * D;
-  int k_column = (job.n_heads + kv_head) * D, v_column = k_column + job.n_kv_heads * D;
-  start_ring(sh, groups);
-  if (me.group >= groups) return;
+struct QueriesBlock {
+  int seq, head, first_tile, groups, steps, first_row;
+  __device__ explicit QueriesBlock(const Job &job) {
+    int lists = job.n_seqs * job.n_heads, list = static_cast<int>(blockIdx.x) % lists;
+    int tiles = job.len / ROWS, blocks = (tiles + GROUPS - 1) / GROUPS;
+    seq = list / job.n_heads;
+    head = list % job.n_heads;
+    first_tile = (blocks - 1 - static_cast<int>(blockIdx.x) / lists) * GROUPS;
+    groups = min(GROUPS, tiles - first_tile);
+    steps = first_tile + groups;
+    first_row = seq * job.len;
+  }
+};
 
-  auto copy = [&](int step) {
-    int at = step % RING;
+template <int GROUPS>
+__device__ __forceinline__ void queries_copy(Shared *sh, const Job &job,
+                                             const CUtensorMap *qkv_map) {
+  QueriesBlock<GROUPS> b(job);
+  int k_column = (job.n_heads + b.head / (job.n_heads / job.n_kv_heads)) * D;
+  uint32_t here = shared_address(&sh->here);
+  barrier_expect(here, b.groups * TILE_BYTES);
+  for (int i = 0; i < b.groups; i++)
+    copy_tile(shared_address(sh->stays[i]), qkv_map, b.head * D,
+              b.first_row + (b.first_tile + i) * ROWS, here);
+  for (int step = 0; step < b.steps; step++) {
+    int at = step % RING, row = b.first_row + step * ROWS;
     uint32_t full = shared_address(&sh->full[at]);
     wait_for_place(sh, step);
     barrier_expect(full, 2 * TILE_BYTES);
-    copy_tile(shared_address(sh->tile[at][0]), &qkv_map, k_column, first_row + step * ROWS, full);
-    copy_tile(shared_address(sh->tile[at][1]), &qkv_map, v_column, first_row + step * ROWS, full);
-  };
-  uint32_t here = shared_address(&sh->here), q_tile = shared_address(sh->stays[me.group]);
-  if (threadIdx.x == 0) {
-    barrier_expect(here, groups * TILE_BYTES);
-    for (int i = 0; i < groups; i++)
-      copy_tile(shared_address(sh->stays[i]), &qkv_map, head * D,
-                first_row + (first_tile + i) * ROWS, here);
-    for (int step = 0; step < LEAD && step < steps; step++) copy(step);
+    copy_tile(shared_address(sh->tile[at][0]), qkv_map, k_column, row, full);
+    copy_tile(shared_address(sh->tile[at][1]), qkv_map, k_column + job.n_kv_heads * D, row, full);
   }
+}
 
-  uint32_t dout[16], grads[16];
-  float dq[32];
-  load_rows(dout, job.dout + query_row * out_width + q_column, out_width, me);
+template <int GROUPS>
+__device__ __forceinline__ void queries_compute(Shared *sh, const Job &job, const Me &me) {
+  QueriesBlock<GROUPS> b(job);
+  int diagonal = b.first_tile + me.group, in_seq = diagonal * ROWS;
+  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D,
+          out_width = static_cast<int64_t>(job.n_heads) * D, row = b.first_row + in_seq;
+  uint32_t dout[16], grads[16], q_tile = shared_address(sh->stays[me.group]);
+  float dq[32], scale2 = job.scale * LOG2E;
+  load_rows(dout, job.dout + row * out_width + b.head * D, out_width, me);
   clear(dq);
-  int64_t rows = (static_cast<int64_t>(seq) * job.n_heads + head) * job.len + in_seq + me.row;
-  float scale2 = job.scale * LOG2E, lse[2] = {job.lse[rows], job.lse[rows + 8]},
-        delta[2] = {job.delta[rows], job.delta[rows + 8]};
-  barrier_wait(here, 0);
+  int64_t at_row = (static_cast<int64_t>(b.seq) * job.n_heads + b.head) * job.len + in_seq + me.row;
+  float lse[2] = {job.lse[at_row], job.lse[at_row + 8]},
+        delta[2] = {job.delta[at_row], job.delta[at_row + 8]};
+  barrier_wait(shared_address(&sh->here), 0);
   for (int step = 0; step <= diagonal; step++) { /* the rest is for the other warpgroups */
-    if (threadIdx.x == 0 && step + LEAD < steps) copy(step + LEAD);
     int at = step % RING;
     uint32_t k_tile = shared_address(sh->tile[at][0]), v_tile = shared_address(sh->tile[at][1]);
     float p[32], dp[32];
@@ -311,7 +321,49 @@ __global__ __launch_bounds__(GROUPS *GROUP_THREADS,
   }
   wgmma_wait<0>();
   wgmma_hold(dq);
-  store_rows(job.dqkv + query_row * width + q_column, width, dq, job.scale, me);
+  store_rows(job.dqkv + row * width + b.head * D, width, dq, job.scale, me);
+}
+
+#endif
+
+/* dk and dv of 128 keys. Blocks with most queries come first. */
+__global__ __launch_bounds__((KEY_GROUPS + 1) * GROUP_THREADS,
+                             1) void keys_kernel(const __grid_constant__ CUtensorMap qkv_map,
+                                                 const __grid_constant__ CUtensorMap dout_map,
+                                                 Job job) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared *sh = reinterpret_cast<Shared *>(memory);
+  Me me;
+  start_ring(sh, KEY_GROUPS);
+  if (me.group == KEY_GROUPS) {
+    registers_give<24>();
+    if (threadIdx.x % GROUP_THREADS == 0) keys_copy(sh, job, &qkv_map, &dout_map);
+  } else {
+    registers_take<240>();
+    keys_compute(sh, job, me);
+  }
+#endif
+}
+
+/* dq of 64 queries for each warpgroup, of one head. Blocks with most keys come first. */
+template <int GROUPS>
+__global__ __launch_bounds__((GROUPS + 1) * GROUP_THREADS,
+                             1) void queries_kernel(const __grid_constant__ CUtensorMap qkv_map,
+                                                    Job job) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared *sh = reinterpret_cast<Shared *>(memory);
+  Me me;
+  int groups = QueriesBlock<GROUPS>(job).groups;
+  start_ring(sh, groups);
+  if (me.group == GROUPS) {
+    registers_give<24>();
+    if (threadIdx.x % GROUP_THREADS == 0) queries_copy<GROUPS>(sh, job, &qkv_map);
+  } else {
+    registers_take<GROUPS == 3 ? 160 : 240>();
+    if (me.group < groups) queries_compute<GROUPS>(sh, job, me);
+  }
 #endif
 }
 
@@ -354,7 +406,7 @@ void keys_launch(const Job &job, const CUtensorMap &qkv_map, const CUtensorMap &
   int bytes = static_cast<int>(sizeof(Shared));
   CUDA_CHECK(cudaFuncSetAttribute(keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   int blocks = job.n_seqs * job.n_kv_heads * (job.len / (KEY_GROUPS * ROWS));
-  keys_kernel<<<static_cast<unsigned>(blocks), KEY_GROUPS * GROUP_THREADS, sizeof(Shared),
+  keys_kernel<<<static_cast<unsigned>(blocks), (KEY_GROUPS + 1) * GROUP_THREADS, sizeof(Shared),
                 stream>>>(qkv_map, dout_map, job);
   CUDA_LAUNCHED();
 }
@@ -366,8 +418,8 @@ void queries_launch(const Job &job, const CUtensorMap &qkv_map, cudaStream_t str
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   int blocks = job.n_seqs * job.n_heads * ((tiles + GROUPS - 1) / GROUPS);
   queries_kernel<GROUPS>
-      <<<static_cast<unsigned>(blocks), GROUPS * GROUP_THREADS, sizeof(Shared), stream>>>(qkv_map,
-                                                                                          job);
+      <<<static_cast<unsigned>(blocks), (GROUPS + 1) * GROUP_THREADS, sizeof(Shared), stream>>>(
+          qkv_map, job);
   CUDA_LAUNCHED();
 }
 

@@ -123,6 +123,16 @@ __device__ inline void tile_along_columns(float (&c)[32], const uint32_t (&a)[16
   for (int k = 0; k < 4; k++) wgmma_step<true>(c, a + 4 * k, b + 128 * k);
 }
 
+/* A warpgroup gives registers back, another takes them: N for each of its threads from here on. */
+template <int N>
+__device__ inline void registers_give() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ inline void registers_take() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
 /* ---- barriers and copies ---- */
 
 __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
