@@ -149,7 +149,7 @@ typedef struct DeltaPart {
   Tensor now;  /* [n] F32 or BF16: encode rounds it to BF16. apply needs none */
   Tensor last; /* [n] BF16: what was sent last; becomes what is sent now */
   void *wire;  /* the stream, 16-byte aligned */
-  size_t room; /* bytes that encode may write there */
+  size_t room; /* bytes that encode may write there; for apply, the stream's: it reads no others */
 } DeltaPart;
 /* What encode says of a part: bytes of its stream, a multiple of 16, and values that changed. Above
  * `room` the stream is of no use (last has become now all the same). */
@@ -284,6 +284,7 @@ typedef struct Ops {
 
   /* sizes: [n], device memory. */
   void (*delta_encode)(Device *, int n, const DeltaPart *parts, DeltaSize *sizes);
+  /* A stream that does not fit its vector, or is cut off, dies; nothing else is written. */
   void (*delta_apply)(Device *, int n, const DeltaPart *parts);
   /* sums[i], device memory: of the bits of x[i] (BF16 [any]) and their places, modulo 2^64. */
   void (*checksum)(Device *, int n, const Tensor *x, uint64_t *sums);

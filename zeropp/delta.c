@@ -190,9 +190,11 @@ static void apply(void *arg) {
   char *wire = w->u->gather.slice;
   int count = 0;
   for (int n = 0; n < z->grid->nodes; n++) {
+    size_t bytes = stream_bytes(z, w->u, n) - 1;
     if (n != z->grid->node)
-      parts[count++] = (DeltaPart){.last = secondary_piece(z, w->u, n), .wire = wire};
-    wire += stream_bytes(z, w->u, n) - 1;
+      parts[count++] =
+          (DeltaPart){.last = secondary_piece(z, w->u, n), .wire = wire, .room = bytes};
+    wire += bytes;
   }
   z->ops->delta_apply(z->device, count, parts);
   free(parts);

@@ -1,81 +1,83 @@
-/* Deltas of BF16 vectors: kernels/delta.h has the stream. Blocks are looked at twice, once for
- * their sizes and once to be written, in parallel: where a block starts depends on all before it.
- */
-#include "kernels/delta.h"
+/* Deltas of BF16 vectors: kernels/delta.h has the stream. Every block is looked at once: threads
+ * find the changes of a block, take its place in the stream in turn, and write. */
+#include "kernels/cpu/delta.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+#if defined __AVX512BW__ && defined __AVX512VBMI2__
+#include "kernels/cpu/delta_wide.h"
+#define DELTA_WIDE
+#endif
 
 static int block_size(int64_t n, int64_t block) {
   return (int)min_i64(DELTA_BLOCK, n - block * DELTA_BLOCK);
 }
 
-/* The bits of a block of `now`. */
-static const uint16_t *bits_now(const DeltaPart *p, int64_t block, uint16_t *buffer) {
+/* ---- encode ---- */
+
+static void scan_one(DeltaScan *s, int i, uint16_t now, uint16_t *last) {
+  if (now == *last) return;
+  int code = delta_code(*last, now);
+  s->bitmap[i / 32] |= 1U << i % 32;
+  s->entry[s->changes++] = (uint16_t)(i * 16 + code);
+  if (code == DELTA_ESCAPE) s->value[s->escapes++] = now;
+  *last = now;
+}
+
+/* Finds the changes of a block, and makes them to what was sent last. */
+static void scan_block(const DeltaPart *p, int64_t block, DeltaScan *s) {
   int64_t at = block * DELTA_BLOCK;
-  if (p->now.dtype == DT_BF16) return (const uint16_t *)p->now.data + at;
-  convert_from_f32(tensor_f32(p->now) + at, buffer, DT_BF16,
-                   (size_t)block_size(tensor_numel(p->last), block));
-  return buffer;
-}
-
-static void count_block(const DeltaPart *p, int64_t block, DeltaHead *head) {
-  uint16_t buffer[DELTA_BLOCK];
-  const uint16_t *now = bits_now(p, block, buffer);
-  const uint16_t *last = (const uint16_t *)p->last.data + block * DELTA_BLOCK;
-  int n = block_size(tensor_numel(p->last), block), changes = 0, escapes = 0;
-#pragma omp simd reduction(+ : changes, escapes)
-  for (int i = 0; i < n; i++) {
-    changes += now[i] != last[i];
-    escapes += (now[i] != last[i]) & (delta_code(last[i], now[i]) == DELTA_ESCAPE);
+  int n = block_size(tensor_numel(p->last), block), i = 0;
+  const float *x = p->now.dtype == DT_F32 ? tensor_f32(p->now) + at : NULL;
+  const uint16_t *bits = x ? NULL : (const uint16_t *)p->now.data + at;
+  uint16_t *last = (uint16_t *)p->last.data + at;
+  s->changes = s->escapes = 0;
+  memset(s->bitmap, 0, sizeof s->bitmap);
+#ifdef DELTA_WIDE
+  i = delta_scan_wide(s, x, bits, last, n);
+#endif
+  for (; i < n; i++) {
+    uint16_t now;
+    if (x)
+      convert_from_f32(x + i, &now, DT_BF16, 1);
+    else
+      now = bits[i];
+    scan_one(s, i, now, last + i);
   }
-  head->changes = (uint16_t)changes;
-  head->escapes = (uint16_t)escapes;
 }
 
-/* Where blocks start; returns the bytes of the stream. */
-static uint64_t place_blocks(DeltaHead *heads, int64_t blocks, uint64_t *changed) {
-  uint64_t at = (uint64_t)blocks * sizeof *heads;
-  *changed = 0;
-  for (int64_t b = 0; b < blocks; b++) {
-    heads[b].at = (uint32_t)(at / 4);
-    at += delta_block_bytes(heads[b].changes, heads[b].escapes);
-    *changed += heads[b].changes;
+static void write_block(const DeltaScan *s, uint8_t *out) {
+  uint32_t codes = delta_codes_bytes(s->changes), end = codes + 2 * (uint32_t)s->escapes;
+  if (delta_is_list(s->changes)) {
+    memcpy(out, s->entry, codes);
+  } else {
+    memcpy(out, s->bitmap, sizeof s->bitmap);
+    uint8_t *pair = out + DELTA_BITMAP_BYTES;
+    int k = 0;
+    for (; 2 * k + 1 < s->changes; k++)
+      pair[k] = (uint8_t)((s->entry[2 * k] & 15) | (s->entry[2 * k + 1] & 15) << 4);
+    if (2 * k < s->changes) pair[k] = s->entry[2 * k] & 15, k++;
+    memset(pair + k, 0, codes - DELTA_BITMAP_BYTES - (uint32_t)k);
   }
-  return (at + 15) / 16 * 16;
+  memcpy(out + codes, s->value, 2 * (size_t)s->escapes);
+  memset(out + end, 0, delta_block_bytes(s->changes, s->escapes) - end);
 }
 
-static void write_block(const DeltaPart *p, int64_t block, DeltaHead head) {
-  uint16_t buffer[DELTA_BLOCK];
-  const uint16_t *now = bits_now(p, block, buffer);
-  uint16_t *last = (uint16_t *)p->last.data + block * DELTA_BLOCK;
-  uint8_t *out = (uint8_t *)p->wire + 4 * (size_t)head.at;
-  uint16_t *list = (uint16_t *)out, *value = (uint16_t *)(out + delta_codes_bytes(head.changes));
-  uint8_t *codes = out + DELTA_BITMAP_BYTES;
-  int n = block_size(tensor_numel(p->last), block), k = 0;
-  bool is_list = delta_is_list(head.changes);
-  memset(out, 0, delta_block_bytes(head.changes, head.escapes));
-  for (int i = 0; i < n; i++) {
-    if (now[i] == last[i]) continue;
-    int code = delta_code(last[i], now[i]);
-    if (is_list) {
-      list[k] = (uint16_t)(i * 16 + code);
-    } else {
-      out[i / 8] |= (uint8_t)(1 << i % 8);
-      codes[k / 2] |= (uint8_t)(code << k % 2 * 4);
-    }
-    if (code == DELTA_ESCAPE) *value++ = now[i];
-    k++;
-  }
-  memcpy(last, now, (size_t)n * sizeof *last);
+/* The next block's place in the stream, whatever room it has. */
+static DeltaHead place_block(const DeltaScan *s, DeltaSize *size) {
+  DeltaHead head = {(uint32_t)(size->bytes / 4), (uint16_t)s->changes, (uint16_t)s->escapes};
+  size->bytes += delta_block_bytes(s->changes, s->escapes);
+  size->changed += (uint64_t)s->changes;
+  return head;
 }
 
-static void keep_block(const DeltaPart *p, int64_t block) {
-  uint16_t buffer[DELTA_BLOCK];
-  memcpy((uint16_t *)p->last.data + block * DELTA_BLOCK, bits_now(p, block, buffer),
-         (size_t)block_size(tensor_numel(p->last), block) * sizeof *buffer);
+static void put_block(const DeltaPart *p, int64_t block, DeltaHead head, const DeltaScan *s) {
+  uint64_t end = 4 * (uint64_t)head.at + delta_block_bytes(head.changes, head.escapes);
+  if (end > p->room) return;
+  ((DeltaHead *)p->wire)[block] = head;
+  write_block(s, (uint8_t *)p->wire + 4 * (size_t)head.at);
 }
 
 static void encode_part(Device *d, const DeltaPart *p, DeltaSize *size) {
@@ -83,23 +85,20 @@ static void encode_part(Device *d, const DeltaPart *p, DeltaSize *size) {
   require(p->last.dtype == DT_BF16 && tensor_numel(p->now) == n);
   require(p->now.dtype == DT_F32 || p->now.dtype == DT_BF16);
   require((uintptr_t)p->wire % 16 == 0);
-  DeltaHead *heads = mem_alloc((size_t)blocks, sizeof *heads);
-#pragma omp parallel for num_threads(d->threads) schedule(static) if (n >= PARALLEL_MIN)
-  for (int64_t b = 0; b < blocks; b++) count_block(p, b, &heads[b]);
-  size->bytes = place_blocks(heads, blocks, &size->changed);
-  bool fits = size->bytes <= p->room;
-  if (fits && blocks) {
-    memset((char *)p->wire + size->bytes - 16, 0, 16);
-    memcpy(p->wire, heads, (size_t)blocks * sizeof *heads);
-  }
-#pragma omp parallel for num_threads(d->threads) schedule(static) if (n >= PARALLEL_MIN)
+  *size = (DeltaSize){(uint64_t)blocks * sizeof(DeltaHead), 0};
+#pragma omp parallel for ordered num_threads(d->threads) schedule(static, 1) if (n >= PARALLEL_MIN)
   for (int64_t b = 0; b < blocks; b++) {
-    if (fits)
-      write_block(p, b, heads[b]);
-    else
-      keep_block(p, b);
+    DeltaScan scan;
+    DeltaHead head;
+    scan_block(p, b, &scan);
+#pragma omp ordered
+    head = place_block(&scan, size);
+    put_block(p, b, head, &scan);
   }
-  free(heads);
+  uint64_t end = size->bytes;
+  size->bytes = (end + 15) / 16 * 16;
+  if (size->bytes <= p->room && end < size->bytes)
+    memset((char *)p->wire + end, 0, size->bytes - end);
 }
 
 void cpu_delta_encode(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes) {
@@ -108,38 +107,108 @@ void cpu_delta_encode(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes
 
 /* ---- the other side ---- */
 
-static void change(uint16_t *x, int code, const uint16_t **value) {
-  *x = code == DELTA_ESCAPE ? *(*value)++ : (uint16_t)(*x + code - DELTA_ESCAPE);
+/* What a block of the stream says, for the n elements of x. */
+typedef struct Said {
+  const uint8_t *in;
+  const uint16_t *value;
+  int changes, escapes;
+  uint64_t end; /* in the stream */
+  uint16_t *x;
+  int n;
+} Said;
+
+static Said said_of(const DeltaPart *p, int64_t block) {
+  DeltaHead head = ((const DeltaHead *)p->wire)[block];
+  Said s = {.changes = head.changes, .escapes = head.escapes};
+  s.in = (const uint8_t *)p->wire + 4 * (size_t)head.at;
+  s.end = 4 * (uint64_t)head.at + delta_block_bytes(head.changes, head.escapes);
+  s.value = (const uint16_t *)(s.in + delta_codes_bytes(head.changes));
+  s.x = (uint16_t *)p->last.data + block * DELTA_BLOCK;
+  s.n = block_size(tensor_numel(p->last), block);
+  return s;
 }
 
-static void apply_bitmap(const uint8_t *in, uint16_t *x, const uint16_t *value) {
-  const uint8_t *codes = in + DELTA_BITMAP_BYTES;
-  int k = 0;
-  for (int word = 0; word < DELTA_BLOCK / 64; word++) {
-    uint64_t bits;
-    memcpy(&bits, in + 8 * word, sizeof bits);
-    for (; bits; bits &= bits - 1, k++)
-      change(&x[64 * word + __builtin_ctzll(bits)], codes[k / 2] >> k % 2 * 4 & 15, &value);
+static void broken_stream(void) { die("a delta does not fit its vector: the stream is damaged"); }
+
+static void apply_list(const Said *s) {
+  const uint16_t *list = (const uint16_t *)s->in;
+  int escapes = 0;
+  for (int k = 0; k < s->changes; k++) {
+    int place = list[k] / 16, code = list[k] % 16;
+    bool is_escape = code == DELTA_ESCAPE;
+    if (place >= s->n || escapes + is_escape > s->escapes) broken_stream();
+    uint16_t *x = &s->x[place];
+    *x = is_escape ? s->value[escapes++] : (uint16_t)(*x + code - DELTA_ESCAPE);
+  }
+}
+
+/* Values of a word of the bitmap; returns the escapes among them. */
+static int change_word(const Said *s, int word, uint32_t bits, const uint8_t *codes,
+                       const uint16_t *value) {
+  uint16_t *x = s->x + 32 * word;
+#ifdef DELTA_WIDE
+  return delta_change_32(x, bits, codes, value);
+#endif
+  int escapes = 0;
+  for (; bits; bits &= bits - 1, codes++) {
+    uint16_t *here = &x[__builtin_ctz(bits)];
+    *here = *codes == DELTA_ESCAPE ? value[escapes++] : (uint16_t)(*here + *codes - DELTA_ESCAPE);
+  }
+  return escapes;
+}
+
+static int escapes_among(const uint8_t *codes, int n) {
+  int escapes = 0;
+  for (int k = 0; k < n; k++) escapes += codes[k] == DELTA_ESCAPE;
+  return escapes;
+}
+
+/* How many bits the bitmap has; dies when one is beyond the vector. */
+static int bits_of_map(const Said *s) {
+  int bits = 0;
+  for (int word = 0; word < DELTA_BLOCK / 32; word++) {
+    uint32_t w;
+    memcpy(&w, s->in + 4 * word, sizeof w);
+    int left = s->n - 32 * word;
+    if (left < 32 && w >> (left > 0 ? left : 0)) broken_stream();
+    bits += __builtin_popcount(w);
+  }
+  return bits;
+}
+
+static void apply_bitmap(const Said *s) {
+  uint8_t codes[DELTA_BLOCK + DELTA_SLACK];
+  const uint8_t *pair = s->in + DELTA_BITMAP_BYTES;
+  for (int k = 0; k < (s->changes + 1) / 2; k++) {
+    codes[2 * k] = pair[k] & 15;
+    codes[2 * k + 1] = pair[k] >> 4;
+  }
+  if (bits_of_map(s) != s->changes) broken_stream();
+  if (escapes_among(codes, s->changes) != s->escapes) broken_stream();
+  const uint8_t *code = codes;
+  const uint16_t *value = s->value;
+  for (int word = 0; word < DELTA_BLOCK / 32; word++) {
+    uint32_t bits;
+    memcpy(&bits, s->in + 4 * word, sizeof bits);
+    if (bits) value += change_word(s, word, bits, code, value);
+    code += __builtin_popcount(bits);
   }
 }
 
 static void apply_block(const DeltaPart *p, int64_t block) {
-  DeltaHead head = ((const DeltaHead *)p->wire)[block];
-  const uint8_t *in = (const uint8_t *)p->wire + 4 * (size_t)head.at;
-  const uint16_t *list = (const uint16_t *)in;
-  const uint16_t *value = (const uint16_t *)(in + delta_codes_bytes(head.changes));
-  uint16_t *x = (uint16_t *)p->last.data + block * DELTA_BLOCK;
-  if (!delta_is_list(head.changes)) {
-    apply_bitmap(in, x, value);
-    return;
-  }
-  for (int k = 0; k < head.changes; k++) change(&x[list[k] / 16], list[k] % 16, &value);
+  Said s = said_of(p, block);
+  if (s.changes > s.n || s.escapes > s.changes || s.end > p->room) broken_stream();
+  if (delta_is_list(s.changes))
+    apply_list(&s);
+  else
+    apply_bitmap(&s);
 }
 
 void cpu_delta_apply(Device *d, int n, const DeltaPart *parts) {
   for (int i = 0; i < n; i++) {
     int64_t numel = tensor_numel(parts[i].last), blocks = delta_blocks(numel);
     require(parts[i].last.dtype == DT_BF16);
+    if ((uint64_t)blocks * sizeof(DeltaHead) > parts[i].room) broken_stream();
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (numel >= PARALLEL_MIN)
     for (int64_t b = 0; b < blocks; b++) apply_block(&parts[i], b);
   }

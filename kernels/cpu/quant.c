@@ -9,7 +9,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/quant.h"
-#if defined __AVX512F__ && defined __AVX512BW__ && defined __FMA__
+#if defined __AVX512F__ && defined __AVX512BW__ && defined __AVX512DQ__ && defined __FMA__
 #include "kernels/cpu/quant_sum.h"
 #define QUANT_WIDE
 #endif

@@ -9,11 +9,17 @@ struct Block {
   uint16_t *x;
   const uint8_t *in;
   const uint16_t *value; /* of escapes, in order */
-  int changes;
-  bool any_escapes;
+  int changes, escapes;
+  int n; /* elements of x */
 };
 
+/* A stream that does not fit its vector: the checks of the CPU's twin, where memory is at stake. */
+__device__ void check(bool fits) {
+  if (!fits) __trap();
+}
+
 __device__ void change(const Block &b, int place, int code, int64_t escape) {
+  check(place < b.n && (code != DELTA_ESCAPE || escape < b.escapes));
   uint16_t x = b.x[place];
   b.x[place] =
       code == DELTA_ESCAPE ? b.value[escape] : static_cast<uint16_t>(x + code - DELTA_ESCAPE);
@@ -26,7 +32,7 @@ __device__ void apply_list(const Block &b) {
     int k = first + static_cast<int>(threadIdx.x);
     int entry = k < b.changes ? list[k] : 0, code = entry % 16;
     uint64_t before = 0, total = 0;
-    if (b.any_escapes) before = delta_scan(code == DELTA_ESCAPE, &total);
+    if (b.escapes > 0) before = delta_scan(code == DELTA_ESCAPE, &total);
     if (k < b.changes) change(b, entry / 16, code, escapes + static_cast<int64_t>(before));
     escapes += static_cast<int64_t>(total);
   }
@@ -41,7 +47,8 @@ __device__ void apply_bitmap(const Block &b) {
   unsigned bits = reinterpret_cast<const uint16_t *>(b.in)[t];
   uint64_t total, before = 0;
   int rank = static_cast<int>(delta_scan(static_cast<uint64_t>(__popc(bits)), &total));
-  if (b.any_escapes) {
+  check(total == static_cast<uint64_t>(b.changes));
+  if (b.escapes > 0) {
     uint64_t mine = 0;
     for (int k = rank; k < rank + __popc(bits); k++) mine += code_at(codes, k) == DELTA_ESCAPE;
     before = delta_scan(mine, &total);
@@ -59,10 +66,16 @@ __global__ void __launch_bounds__(DELTA_THREADS)
   int64_t block = static_cast<int64_t>(blockIdx.x) - p.first_block;
   DeltaHead head = reinterpret_cast<const DeltaHead *>(p.wire)[block];
   if (head.changes == 0) return;
+  uint64_t end = 4 * static_cast<uint64_t>(head.at) + delta_block_bytes(head.changes, head.escapes);
+  int64_t n = p.n - block * DELTA_BLOCK;
+  check(head.changes <= DELTA_BLOCK && head.escapes <= head.changes && end <= p.room);
   const uint8_t *in = reinterpret_cast<const uint8_t *>(p.wire) + 4 * static_cast<size_t>(head.at);
-  Block b = {p.last + block * DELTA_BLOCK, in,
-             reinterpret_cast<const uint16_t *>(in + delta_codes_bytes(head.changes)), head.changes,
-             head.escapes > 0};
+  Block b = {p.last + block * DELTA_BLOCK,
+             in,
+             reinterpret_cast<const uint16_t *>(in + delta_codes_bytes(head.changes)),
+             head.changes,
+             head.escapes,
+             static_cast<int>(n < DELTA_BLOCK ? n : DELTA_BLOCK)};
   if (delta_is_list(b.changes))
     apply_list(b);
   else
@@ -78,8 +91,10 @@ void apply_some(Device *d, int n, const DeltaPart *parts) {
     job.part[i] = {};
     job.part[i].last = cuda_data<uint16_t>(parts[i].last);
     job.part[i].wire = static_cast<char *>(parts[i].wire);
+    job.part[i].room = parts[i].room;
     job.part[i].n = tensor_numel(parts[i].last);
     job.part[i].first_block = blocks;
+    require(static_cast<size_t>(delta_blocks(job.part[i].n)) * sizeof(DeltaHead) <= parts[i].room);
     blocks += delta_blocks(job.part[i].n);
   }
   if (blocks == 0) return;
