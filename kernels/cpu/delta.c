@@ -26,26 +26,25 @@ static void scan_one(DeltaScan *s, int i, uint16_t now, uint16_t *last) {
   *last = now;
 }
 
+static uint16_t bits_at(DType type, const void *x, int i) {
+  uint16_t bits;
+  if (type == DT_BF16) return ((const uint16_t *)x)[i];
+  convert_from_f32((const float *)x + i, &bits, DT_BF16, 1);
+  return bits;
+}
+
 /* Finds the changes of a block, and makes them to what was sent last. */
 static void scan_block(const DeltaPart *p, int64_t block, DeltaScan *s) {
   int64_t at = block * DELTA_BLOCK;
   int n = block_size(tensor_numel(p->last), block), i = 0;
-  const float *x = p->now.dtype == DT_F32 ? tensor_f32(p->now) + at : NULL;
-  const uint16_t *bits = x ? NULL : (const uint16_t *)p->now.data + at;
+  const void *now = (const char *)p->now.data + (size_t)at * dtype_size(p->now.dtype);
   uint16_t *last = (uint16_t *)p->last.data + at;
   s->changes = s->escapes = 0;
   memset(s->bitmap, 0, sizeof s->bitmap);
 #ifdef DELTA_WIDE
-  i = delta_scan_wide(s, x, bits, last, n);
+  i = delta_scan_wide(s, p->now.dtype, now, last, n);
 #endif
-  for (; i < n; i++) {
-    uint16_t now;
-    if (x)
-      convert_from_f32(x + i, &now, DT_BF16, 1);
-    else
-      now = bits[i];
-    scan_one(s, i, now, last + i);
-  }
+  for (; i < n; i++) scan_one(s, i, bits_at(p->now.dtype, now, i), last + i);
 }
 
 static void write_block(const DeltaScan *s, uint8_t *out) {
@@ -177,7 +176,7 @@ static int bits_of_map(const Said *s) {
 }
 
 static void apply_bitmap(const Said *s) {
-  uint8_t codes[DELTA_BLOCK + DELTA_SLACK];
+  uint8_t codes[DELTA_BLOCK + DELTA_SLACK] = {0};
   const uint8_t *pair = s->in + DELTA_BITMAP_BYTES;
   for (int k = 0; k < (s->changes + 1) / 2; k++) {
     codes[2 * k] = pair[k] & 15;

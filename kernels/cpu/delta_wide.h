@@ -59,16 +59,18 @@ static inline __mmask32 delta_scan_32(DeltaEnds *ends, int at, __m512i now, uint
   return changed;
 }
 
-/* The whole vectors of a block; returns how many values those are. x: floats, or else bits. */
-static int delta_scan_wide(DeltaScan *s, const float *x, const uint16_t *bits, uint16_t *last,
-                           int n) {
+static inline __m512i delta_now(DType type, const void *x, int at) {
+  if (type == DT_BF16) return _mm512_loadu_si512((const uint16_t *)x + at);
+  ask_ahead((const float *)x + at);
+  return delta_bits_of_floats((const float *)x + at);
+}
+
+/* The whole vectors of a block; returns how many values those are. */
+static int delta_scan_wide(DeltaScan *s, DType type, const void *now, uint16_t *last, int n) {
   DeltaEnds ends = {s->entry, s->value};
   int at = 0;
-  for (; at + DELTA_WIDTH <= n; at += DELTA_WIDTH) {
-    if (x) ask_ahead(x + at);
-    __m512i now = x ? delta_bits_of_floats(x + at) : _mm512_loadu_si512(bits + at);
-    s->bitmap[at / DELTA_WIDTH] = delta_scan_32(&ends, at, now, last + at);
-  }
+  for (; at + DELTA_WIDTH <= n; at += DELTA_WIDTH)
+    s->bitmap[at / DELTA_WIDTH] = delta_scan_32(&ends, at, delta_now(type, now, at), last + at);
   s->changes = (int)(ends.entry - s->entry);
   s->escapes = (int)(ends.value - s->value);
   return at;
