@@ -98,7 +98,7 @@ static void agrees(DType type) {
   for (int i = 0; i < N_CASES; i++)
     for (int j = 0; j < 4; j++) {
       const Case *c = cases + i;
-      Cached x = cache(c, type, page_sizes[j], (uint64_t)(4 * i + j));
+      Cached x = cache(c, type, page_sizes[j], 4 * (uint64_t)i + (uint64_t)j);
       write_gpu(t, &x);
       decode_gpu(t, &x);
       t->cpu_ops->kv_write(t->cpu, x.rows.cpu, x.slots.cpu, c->s, x.k.cpu, x.v.cpu);
