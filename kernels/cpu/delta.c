@@ -146,7 +146,7 @@ static int change_word(const Said *s, int word, uint32_t bits, const uint8_t *co
                        const uint16_t *value) {
   uint16_t *x = s->x + 32 * word;
 #ifdef DELTA_WIDE
-  return delta_change_32(x, bits, codes, value);
+  if (32 * word + 32 <= s->n) return delta_change_32(x, bits, codes, value);
 #endif
   int escapes = 0;
   for (; bits; bits &= bits - 1, codes++) {
@@ -194,9 +194,21 @@ static void apply_bitmap(const Said *s) {
   }
 }
 
+static bool is_sound(const DeltaPart *p, const Said *s) {
+  return s->changes <= s->n && s->escapes <= s->changes && s->end <= p->room;
+}
+
+/* Changes lie on lines of their own, which no prefetcher foresees. */
+static void ask_ahead_of(const DeltaPart *p, int64_t block) {
+  Said s = said_of(p, block);
+  const uint16_t *list = (const uint16_t *)s.in;
+  if (!is_sound(p, &s) || !delta_is_list(s.changes)) return;
+  for (int k = 0; k < s.changes; k++) __builtin_prefetch(&s.x[list[k] / 16], 1);
+}
+
 static void apply_block(const DeltaPart *p, int64_t block) {
   Said s = said_of(p, block);
-  if (s.changes > s.n || s.escapes > s.changes || s.end > p->room) broken_stream();
+  if (!is_sound(p, &s)) broken_stream();
   if (delta_is_list(s.changes))
     apply_list(&s);
   else
@@ -209,7 +221,10 @@ void cpu_delta_apply(Device *d, int n, const DeltaPart *parts) {
     require(parts[i].last.dtype == DT_BF16);
     if ((uint64_t)blocks * sizeof(DeltaHead) > parts[i].room) broken_stream();
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (numel >= PARALLEL_MIN)
-    for (int64_t b = 0; b < blocks; b++) apply_block(&parts[i], b);
+    for (int64_t b = 0; b < blocks; b++) {
+      if (b + 1 < blocks) ask_ahead_of(&parts[i], b + 1);
+      apply_block(&parts[i], b);
+    }
   }
 }
 
