@@ -171,7 +171,7 @@ typedef struct Recipe {
   } batch; /* global sequences per step; ppo: prompts_per_step * samples / minibatches */
   struct {
     int64_t stage, ranks_per_node;
-    const char *recompute;       /* none|selective|full */
+    const char *recompute;       /* none|selective|full|auto */
     const char *wire;            /* float32|bfloat16 */
     const char *refresh;         /* dense|delta */
     int64_t refresh_check;       /* refreshes; 0: never */

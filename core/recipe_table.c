@@ -304,9 +304,11 @@ static const RecipeRow zeropp_rows[] = {
      .help = "what is sharded: 0 nothing, 1 moments, 2 gradients too, 3 weights too"},
     {"ranks_per_node", ROW_INT, AT(zeropp.ranks_per_node), "0", SPAN(0, 4096), .unit = "ranks",
      .help = "0: by the hosts"},
-    {"recompute", ROW_CHOICE, AT(zeropp.recompute), "none", NONE, .choices = "none|selective|full",
+    {"recompute", ROW_CHOICE, AT(zeropp.recompute), "none", NONE,
+     .choices = "none|selective|full|auto",
      .help = "what the backward pass computes again instead of keeping it; full: whole blocks, "
-             "selective: norms and activations, a third of the memory for next to no time"},
+             "selective: norms and activations, a third of the memory for next to no time; "
+             "auto: as little as the memory plan allows"},
     {"wire", ROW_CHOICE, AT(zeropp.wire), "float32", NONE, .choices = "float32|bfloat16",
      .help = "how weights and gradients travel that are not quantized; weights that are computed "
              "with in bfloat16 travel in it anyway"},

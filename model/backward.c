@@ -49,18 +49,18 @@ static void attention_backward(Model *m, const Packed *b, const BlockParams *p, 
 }
 
 /* A norm in front of each sublayer: dx passes both residual sums as it is. */
-static void pre_norm_backward(Model *m, const Packed *b, int layer, Keep keep, BlockActs *a,
+static void pre_norm_backward(Model *m, const Packed *b, int layer, Keep kept, BlockActs *a,
                               Tensor dnorm_NC, Tensor dx_NC) {
   const BlockParams *p = &m->params.block[layer];
   mlp_backward(m, p, a, a->norm2_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm2, dnorm_NC, a->mid_NC, a->stats2, dx_NC);
-  if (keep == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
+  if (kept == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
   attention_backward(m, b, p, a, a->norm1_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm1, dnorm_NC, a->x_NC, a->stats1, dx_NC);
 }
 
 /* A norm behind each residual sum: the sum's gradient goes to both of its terms. */
-static void post_norm_backward(Model *m, const Packed *b, int layer, Keep keep, BlockActs *a,
+static void post_norm_backward(Model *m, const Packed *b, int layer, Keep kept, BlockActs *a,
                                Tensor dsum_NC, Tensor dx_NC) {
   const BlockParams *p = &m->params.block[layer];
   device_zero(m->device, dsum_NC.data, tensor_bytes(dsum_NC));
@@ -68,7 +68,7 @@ static void post_norm_backward(Model *m, const Packed *b, int layer, Keep keep, 
   mlp_backward(m, p, a, a->norm1_NC, dsum_NC, 1, dsum_NC);
   device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
   norm_backward(m, p->norm1, dsum_NC, a->mid_NC, a->stats1, dx_NC);
-  if (keep == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
+  if (kept == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
   attention_backward(m, b, p, a, a->x_NC, dx_NC, 1, dx_NC);
 }
 
@@ -100,6 +100,14 @@ static void embed_backward(Model *m, const Packed *b, const TrunkActs *t, Tensor
   arena_pop(m->arena, mark);
 }
 
+/* Of the blocks that share buffers, the last one's are as forward left them: all of them where no
+ * block came behind, else what only such blocks write. */
+static Keep what_is_left(const Model *m, const TrunkActs *t, int layer) {
+  if (layer >= t->whole) return t->keep;
+  if (layer < t->whole - 1) return KEEP_INPUTS;
+  return layer == m->config.n_layers - 1 ? KEEP_ALL : KEEP_PRODUCTS;
+}
+
 void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
   for (int l = m->config.n_layers - 1; l >= 0; l--) {
     int unit = unit_of_block(l);
@@ -107,14 +115,14 @@ void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
     ArenaMark mark = arena_mark(m->arena);
     gather_downwards(m, unit);
     zeropp_open_grad(m->zero, unit);
-    bool last = l == m->config.n_layers - 1; /* its buffers still hold what forward left */
-    if (t->keep == KEEP_INPUTS && !last) recompute(m, b, l, a);
+    Keep kept = what_is_left(m, t, l);
+    if (kept == KEEP_INPUTS) recompute(m, b, l, a);
     Tensor spare_NC = push_act(m, b->n, m->config.hidden);
-    if (t->keep == KEEP_PRODUCTS) block_redo_mlp(m, l, a);
+    if (kept == KEEP_PRODUCTS) block_redo_mlp(m, l, a);
     if (m->config.post_norm)
-      post_norm_backward(m, b, l, t->keep, a, spare_NC, dx_NC);
+      post_norm_backward(m, b, l, kept, a, spare_NC, dx_NC);
     else
-      pre_norm_backward(m, b, l, t->keep, a, spare_NC, dx_NC);
+      pre_norm_backward(m, b, l, kept, a, spare_NC, dx_NC);
     zeropp_reduce(m->zero, unit);
     zeropp_release(m->zero, unit);
     arena_pop(m->arena, mark);

@@ -82,7 +82,8 @@ static double head_bytes(const ModelConfig *c, HeadKind head, double n_rows, con
   double h = act * width * (p->train ? 2 : 1); /* and its gradient */
   if (head == HEAD_SCALAR)
     return n_rows * (h + f32 * 2 + (p->train ? act : 0)); /* row, value, its gradient */
-  double chunk = (double)head_chunk_rows(c, p->device), logits = f32 * c->vocab_size;
+  int whole = p->train ? recomputed_blocks(c, p->recompute, p->recompute_blocks) : 0;
+  double chunk = (double)head_chunk_rows(c, p->device, whole), logits = f32 * c->vocab_size;
   if (chunk > n_rows) chunk = n_rows;
   if (p->train && p->compute != DT_F32) logits += act * c->vocab_size;
   return chunk * (h + logits + f32 * (p->train ? 7 : 5));
@@ -90,12 +91,18 @@ static double head_bytes(const ModelConfig *c, HeadKind head, double n_rows, con
 
 static double most(double a, double b) { return a > b ? a : b; }
 
+int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks) {
+  if (r == RECOMPUTE_NONE) return 0;
+  return r == RECOMPUTE_FULL || blocks > c->n_layers ? c->n_layers : blocks;
+}
+
 /* Blocks whose buffers are alive together. */
 static double block_bytes(const ModelConfig *c, const Widths *w, const PassPlan *p, double act) {
   double layers = c->n_layers, f32 = sizeof(float);
   if (!p->train) return act * (w->cheap + w->products);
+  double whole = recomputed_blocks(c, p->recompute, p->recompute_blocks);
   double cheap = p->recompute == RECOMPUTE_NONE ? layers : 1;
-  double products = p->recompute == RECOMPUTE_FULL ? 1 : layers;
+  double products = layers - whole + (whole > 0 ? 1 : 0);
   return act * (layers * c->hidden + cheap * w->cheap + products * w->products) +
          f32 * products * w->stats;
 }

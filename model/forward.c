@@ -186,6 +186,7 @@ static void embed(Model *m, const Packed *p, TrunkActs *t) {
 static void block_acts_push(Model *m, int n, Keep keep, int layer, TrunkActs *t) {
   const ModelConfig *c = &m->config;
   BlockActs *a = &t->block[layer];
+  if (layer < t->whole) keep = KEEP_INPUTS;
   if (layer > 0) *a = t->block[layer - 1];
   if (layer == 0 || keep == KEEP_ALL) push_cheap(m, n, a);
   if (layer == 0 || keep >= KEEP_PRODUCTS) push_products(m, n, keep != KEEP_NOTHING, a);
@@ -195,9 +196,10 @@ static void block_acts_push(Model *m, int n, Keep keep, int layer, TrunkActs *t)
   t->x_NC = leaving_NC;
 }
 
-void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkActs *t) {
+void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, int whole, TrunkActs *t) {
   const ModelConfig *c = &m->config;
   t->keep = keep;
+  t->whole = whole;
   t->block = mem_zalloc((size_t)c->n_layers, sizeof(BlockActs));
   embed(m, p, t);
   t->delta_NC = absent();

@@ -8,16 +8,20 @@
 /* Rows of a chunk. On the CPU its logits stay near the cores (4 MiB), but the weight gradient,
  * which touches all of [V, C] once per chunk, still has enough rows to be worth it. A GPU waits for
  * the host's loss once per chunk: there the logits are as many as memory has room for without
- * noticing.
- */
-int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device) {
+ * noticing, half as many where it is so short that every block is recomputed. */
+int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device, int whole_blocks) {
   enum { CPU_BYTES = 4 << 20, CPU_FEWEST = 128, CPU_MOST = 1024 };
   enum { GPU_BYTES = 1 << 30, GPU_FEWEST = 1024, GPU_MOST = 8192 };
   bool cpu = device == DEVICE_CPU;
   int64_t fewest = cpu ? CPU_FEWEST : GPU_FEWEST, most = cpu ? CPU_MOST : GPU_MOST;
   int64_t row = (int64_t)sizeof(float) * c->vocab_size;
   int64_t rows = (cpu ? CPU_BYTES : GPU_BYTES) / row / 16 * 16;
-  return rows < fewest ? fewest : rows > most ? most : rows;
+  rows = rows < fewest ? fewest : rows > most ? most : rows;
+  return cpu || whole_blocks < c->n_layers ? rows : rows / 2;
+}
+
+static int64_t chunk_rows(const Model *m) {
+  return head_chunk_rows(&m->config, device_kind(m->device), m->whole_blocks);
 }
 
 void head_gather(Model *m) {
@@ -69,7 +73,7 @@ typedef struct Chunk {
 } Chunk;
 
 static Chunk chunk_push(Model *m, Tensor h_NE, const LmRows *r, int64_t first, bool entropy) {
-  int64_t n = head_chunk_rows(&m->config, device_kind(m->device));
+  int64_t n = chunk_rows(m);
   if (n > r->n - first) n = r->n - first;
   Chunk k = {.first = first, .n = n, .in = gather(m, h_NE, n, r->rows + first)};
   k.target_R = push_i32(m, n, r->targets + first);
@@ -133,7 +137,7 @@ void head_train_lm(Model *m, Tensor h_NE, LmRows r, bool want_entropy, LmLoss lo
                    Tensor dh_NE) {
   require(r.temperature > 0);
   check_rows(m, h_NE, r.n, r.rows, r.targets);
-  size_t most = (size_t)head_chunk_rows(&m->config, device_kind(m->device));
+  size_t most = (size_t)chunk_rows(m);
   float *host_4R = mem_alloc(4 * most, sizeof(float));
   for (int64_t first = 0; first < r.n;) {
     ArenaMark mark = arena_mark(m->arena);

@@ -57,7 +57,8 @@ struct Model {
   HeadKind head;
   bool trainable;
   Recompute recompute;
-  DType compute; /* of weights and activations */
+  int whole_blocks; /* the first so many keep their inputs only */
+  DType compute;    /* of weights and activations */
   Device *device;
   const Ops *ops;
   Grid *grid;
@@ -169,7 +170,8 @@ typedef enum Keep {
   KEEP_ALL
 } Keep;
 typedef struct TrunkActs {
-  Keep keep;
+  Keep keep; /* of the blocks from number `whole` on; those before keep inputs */
+  int whole;
   BlockActs *block; /* [n_layers]; malloc'ed; trunk_free */
   Tensor embed_NE;  /* in front of project_in; absent without one */
   Tensor x_NC;      /* what the final norm adds delta to */
@@ -188,7 +190,9 @@ void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor de
 /* What KEEP_PRODUCTS left out: first the MLP's side of the block, then attention's. */
 void block_redo_mlp(Model *m, int layer, BlockActs *a);
 void block_redo_attention(Model *m, int layer, Tensor place_N, BlockActs *a);
-void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, TrunkActs *t);
+void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, int whole, TrunkActs *t);
+/* Blocks of a model that are recomputed whole. */
+int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks);
 void trunk_free(TrunkActs *t);
 /* dx_NC: gradient of the last block's residual output; overwritten. Reduces units 0 .. n_layers. */
 void trunk_backward(Model *m, const Packed *p, TrunkActs *t, Tensor dx_NC);
@@ -216,7 +220,7 @@ void final_backward(Model *m, const FinalActs *f, Tensor x_NC, Tensor dh_NE, Ten
 void head_gather(Model *m);
 void head_release(Model *m);
 /* The rest needs them FULL. */
-int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device);
+int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device, int whole_blocks);
 Tensor head_weight(const Model *m);
 
 /* Wanted rows of the packed batch and what they are for. */

@@ -10,6 +10,7 @@ Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const M
   m->head = o->head;
   m->trainable = o->trainable;
   m->recompute = o->recompute;
+  m->whole_blocks = recomputed_blocks(c, o->recompute, o->recompute_blocks);
   m->compute = o->zero.compute;
   m->device = d;
   m->ops = device_ops(d);

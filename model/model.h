@@ -87,12 +87,14 @@ typedef enum Recompute {
   RECOMPUTE_NONE,
   RECOMPUTE_FULL,     /* all but the blocks' inputs: a third more arithmetic */
   RECOMPUTE_SELECTIVE /* what memory bounds: norms, activations, rotated queries and keys that were
-                         normalized. Products of matrices and attention are kept */
+                         normalized. Products of matrices and attention are kept, but for the first
+                         `recompute_blocks` blocks, of which only the inputs are */
 } Recompute;
 typedef struct ModelOptions {
   HeadKind head;
   bool trainable;
   Recompute recompute;
+  int recompute_blocks;
   bool init_head; /* HEAD_SCALAR on a checkpoint without one: start it at random instead of refusing
                    */
   uint64_t seed;  /* for init */
@@ -210,6 +212,7 @@ typedef struct PassPlan {
   DType compute;
   bool train;
   Recompute recompute; /* counts in training */
+  int recompute_blocks;
 } PassPlan;
 uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, PassPlan p);
 

@@ -23,7 +23,7 @@ static Inference inference_begin(Model *m, Batch b, int n_rows) {
   m->flops += batch_flops(m, b, n_rows);
   Packed p = packed_upload(m, b);
   TrunkActs t;
-  trunk_forward(m, &p, (AttnCall){.seg = p.seg}, KEEP_NOTHING, &t);
+  trunk_forward(m, &p, (AttnCall){.seg = p.seg}, KEEP_NOTHING, 0, &t);
   head_gather(m);
   f.h_NE = final_forward(m, t.x_NC, t.delta_NC, false).h_NE;
   trunk_free(&t);
@@ -75,7 +75,7 @@ typedef struct Training {
 
 static Keep what_to_keep(const Model *m) {
   static const Keep keep[] = {[RECOMPUTE_NONE] = KEEP_ALL,
-                              [RECOMPUTE_FULL] = KEEP_INPUTS,
+                              [RECOMPUTE_FULL] = KEEP_PRODUCTS, /* of no block */
                               [RECOMPUTE_SELECTIVE] = KEEP_PRODUCTS};
   return keep[m->recompute];
 }
@@ -86,7 +86,8 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
   Training t = {.mark = arena_mark(m->arena)};
   m->flops += 3 * batch_flops(m, b, n_rows);
   t.batch = packed_upload(m, b);
-  trunk_forward(m, &t.batch, (AttnCall){.seg = t.batch.seg}, what_to_keep(m), &t.trunk);
+  trunk_forward(m, &t.batch, (AttnCall){.seg = t.batch.seg}, what_to_keep(m), m->whole_blocks,
+                &t.trunk);
   t.dh_NE = push_act(m, t.batch.n, embed_width(&m->config));
   device_zero(m->device, t.dh_NE.data, tensor_bytes(t.dh_NE));
   head_gather(m);

@@ -73,7 +73,7 @@ void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions
   Packed p = {.n = n, .tokens_N = push_i32(m, n, tokens), .place_N = push_i32(m, n, place)};
   free(place);
   TrunkActs t;
-  trunk_forward(m, &p, (AttnCall){.attend = attend, .ctx = ctx}, KEEP_NOTHING, &t);
+  trunk_forward(m, &p, (AttnCall){.attend = attend, .ctx = ctx}, KEEP_NOTHING, 0, &t);
   head_gather(m);
   if (n_rows > 0) step_head(m, &t, n_rows, rows, logits_RV);
   head_release(m);

@@ -88,6 +88,17 @@ static int check_batch(const Session *s, StageKind kind, const PlannedStage *p, 
                     (long long)p->batch_tokens, INT32_MAX);
 }
 
+static void choose_recompute(Session *s, StageKind kind, PlannedStage *p, uint64_t limit) {
+  memory_choose_recompute(p, limit);
+  s->recompute[kind] = p->recompute;
+  if (!p->recompute.by_memory || p->recompute.how == RECOMPUTE_NONE) return;
+  if (p->recompute.how == RECOMPUTE_FULL)
+    log_info("stage %s: zeropp.recompute auto: full", p->name);
+  else
+    log_info("stage %s: zeropp.recompute auto: selective, %d blocks whole", p->name,
+             p->recompute.blocks);
+}
+
 int check_run_memory(Session *s, Error *err) {
   const Recipe *r = s->recipe;
   PlannedStage plan[STAGE_PPO + 1];
@@ -102,6 +113,7 @@ int check_run_memory(Session *s, Error *err) {
     if (r->rollout.max_batch == 0 && rows > 0) p->rollout_rows = rows; /* as memory allows */
     s->kv_tokens = memory_kv_tokens(p);
   }
+  for (int i = 0; i < r->n_stages; i++) choose_recompute(s, r->stages[i], &plan[i], limit);
   if (n > 0) return n;
   for (int i = 0; i < r->n_stages; i++) s->arena_bytes[r->stages[i]] = memory_need(&plan[i]).arena;
   if (s->grid->rank == 0) memory_print(plan, r->n_stages, limit, stderr);

@@ -28,7 +28,7 @@ typedef struct PpoBench {
   Arena *arena;
   Model *actor, *reference, *critic, *reward;
   int prompts, length, answer, micro_tokens, steps;
-  Recompute recompute;
+  RecomputeChoice recompute;
   int32_t *prompt_tokens; /* [prompts * length] */
   GenStats stats;         /* of the last rollout */
 } PpoBench;
@@ -44,7 +44,7 @@ static Model *make(const PpoBench *b, HeadKind head, bool trainable, uint64_t se
   bool half = b->rig.compute == DT_BF16;
   ModelOptions o = {.head = head,
                     .trainable = trainable,
-                    .recompute = b->recompute,
+                    .recompute = b->recompute.how,
                     .init_head = true,
                     .seed = seed,
                     .zero = {.stage = 3,
@@ -226,7 +226,7 @@ static int read_args(PpoBench *b, const Args *a, Error *err) {
 /* The arena in one piece, for the update, which needs most of it. */
 static void reserve(const PpoBench *b) {
   int64_t whole = (int64_t)b->prompts * (b->length + b->answer);
-  PassPlan p = {device_kind(b->rig.device), b->rig.compute, true, b->recompute};
+  PassPlan p = {device_kind(b->rig.device), b->rig.compute, true, b->recompute.how, 0};
   ArenaMark mark = arena_mark(b->arena);
   arena_push(b->arena,
              model_activation_bytes(&b->config, HEAD_LM,

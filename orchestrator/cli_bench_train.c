@@ -13,7 +13,7 @@ typedef struct TrainPlan {
   const char *model;
   ModelConfig config;
   int n_seqs, length, steps, micro_batches;
-  Recompute recompute;
+  RecomputeChoice recompute;
   ZeroPPConfig given; /* without --modes */
   BenchMode *modes;
   int n_modes;
@@ -25,6 +25,8 @@ typedef struct TrainTimes {
   double step, forward, backward, optimizer; /* seconds, medians; forward: to the first loss */
   double hidden, exposed, inter, intra;      /* of one step, mean over the ranks */
   double loss, peak;                         /* bytes, the largest of the ranks */
+  Recompute recompute;                       /* as it ran */
+  int blocks;
 } TrainTimes;
 
 /* ---- one step ---- */
@@ -85,8 +87,16 @@ static void measure(Model *m, const TrainPlan *p, const Tokens *micro, TrainTime
   most[PARTS] = (double)device_peak_bytes(p->rig.device);
   comm_all_reduce_f64(all, sum, 5, false);
   comm_all_reduce_f64(all, most, PARTS + 1, true);
-  *out = (TrainTimes){most[STEP],    most[FORWARD], most[BACKWARD], most[OPTIMIZER], sum[2] * mean,
-                      sum[3] * mean, sum[0] * mean, sum[1] * mean,  sum[4],          most[PARTS]};
+  out->step = most[STEP];
+  out->forward = most[FORWARD];
+  out->backward = most[BACKWARD];
+  out->optimizer = most[OPTIMIZER];
+  out->inter = sum[0] * mean;
+  out->intra = sum[1] * mean;
+  out->hidden = sum[2] * mean;
+  out->exposed = sum[3] * mean;
+  out->loss = sum[4];
+  out->peak = most[PARTS];
 }
 
 /* ---- one mode ---- */
@@ -130,12 +140,15 @@ static int check_memory(const PlannedStage *s, uint64_t limit, Error *err) {
 
 static int run_mode(const TrainPlan *p, const BenchMode *mode, TrainTimes *out, Error *err) {
   Device *d = p->rig.device;
-  ModelOptions o = {
-      .head = HEAD_LM, .trainable = true, .recompute = p->recompute, .seed = 1, .zero = mode->zero};
+  ModelOptions o = {.head = HEAD_LM, .trainable = true, .seed = 1, .zero = mode->zero};
   fix_mode(p, &o.zero);
   if (zeropp_check(&o.zero, device_kind(d), p->rig.grid->world, err)) return -1;
   PlannedStage plan = plan_of(p, &o.zero);
+  memory_choose_recompute(&plan, memory_limit(d));
   if (check_memory(&plan, memory_limit(d), err)) return -1;
+  o.recompute = plan.recompute.how;
+  o.recompute_blocks = out->blocks = plan.recompute.blocks;
+  out->recompute = plan.recompute.how;
   device_reset_peak(d);
   if (o.zero.prefetch) comm_queue_start();
   Arena *arena = arena_create(d, bench_take, bench_give);
@@ -185,6 +198,15 @@ static void print_head(const TrainPlan *p) {
          "GiB", "loss");
 }
 
+static void print_recompute(const TrainPlan *p, const TrainTimes *t) {
+  static const char *const names[] = {
+      [RECOMPUTE_NONE] = "none", [RECOMPUTE_FULL] = "full", [RECOMPUTE_SELECTIVE] = "selective"};
+  if (!p->recompute.by_memory) return;
+  printf("recompute: %s", names[t->recompute]);
+  if (t->blocks > 0) printf(", %d of %d blocks whole", t->blocks, p->config.n_layers);
+  putchar('\n');
+}
+
 static void print_row(const TrainPlan *p, const char *mode, const TrainTimes *t) {
   double world = p->rig.grid->world;
   printf("%-8s %9.2f %10.0f %9.4g %9.2f %9.2f %9.2f %9.2f %9.2f %9.1f %9.1f %8.2f %9.5f\n", mode,
@@ -225,10 +247,11 @@ static int run_modes(const TrainPlan *p, Error *err) {
   if (root && !p->json) print_head(p);
   for (int i = 0; i < p->n_modes; i++) {
     const BenchMode *mode = &p->modes[i];
-    TrainTimes t;
+    TrainTimes t = {0};
     if (run_mode(p, mode, &t, err)) return -1;
     if (root && p->json) print_json(p, mode->name, &t);
     if (root && !p->json) print_row(p, mode->name, &t);
+    if (root && !p->json) print_recompute(p, &t);
     if (comm_agree(p->rig.grid->all, root ? out_flush(err) : 0, err)) return -1;
   }
   if (root && !p->json) print_foot();
@@ -246,11 +269,11 @@ static CliResult one_of(const Args *a, const char *option, const char *first, co
   return CLI_USAGE;
 }
 
-static CliResult read_recompute(const Args *a, Recompute *out, Error *err) {
+static CliResult read_recompute(const Args *a, RecomputeChoice *out, Error *err) {
   const char *word = args_word(a, "--recompute");
   *out = recompute_parse(word);
-  if (*out != RECOMPUTE_NONE || strcmp(word, "none") == 0) return CLI_OK;
-  error_set(err, "--recompute: found \"%s\"; expected none, selective or full", word);
+  if (out->by_memory || out->how != RECOMPUTE_NONE || strcmp(word, "none") == 0) return CLI_OK;
+  error_set(err, "--recompute: found \"%s\"; expected none, selective, full or auto", word);
   return CLI_USAGE;
 }
 

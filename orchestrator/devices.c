@@ -38,7 +38,9 @@ int precision_choose(const char *name, const Device *d, DType *out, Error *err) 
                    "auto, or device cuda");
 }
 
-Recompute recompute_parse(const char *name) {
-  if (strcmp(name, "full") == 0) return RECOMPUTE_FULL;
-  return strcmp(name, "selective") == 0 ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE;
+RecomputeChoice recompute_parse(const char *name) {
+  RecomputeChoice c = {.how = RECOMPUTE_NONE, .by_memory = strcmp(name, "auto") == 0};
+  if (strcmp(name, "full") == 0) c.how = RECOMPUTE_FULL;
+  if (strcmp(name, "selective") == 0) c.how = RECOMPUTE_SELECTIVE;
+  return c;
 }

@@ -35,7 +35,7 @@ static void add_model(const PlannedStage *s, const PlannedModel *m, MemoryNeed *
 /* ---- what a phase takes ---- */
 
 static PassPlan pass_plan(const PlannedStage *s, bool train) {
-  return (PassPlan){s->device, s->zero.compute, train, s->recompute};
+  return (PassPlan){s->device, s->zero.compute, train, s->recompute.how, s->recompute.blocks};
 }
 
 static uint64_t activation_bytes(const PlannedStage *s) {
@@ -108,6 +108,20 @@ int64_t memory_fit_micro(const PlannedStage *s, uint64_t limit) {
 int64_t memory_fit_rows(const PlannedStage *s, uint64_t limit) {
   PlannedStage t = *s;
   return largest_fit(&t, &t.rollout_rows, limit);
+}
+
+void memory_choose_recompute(PlannedStage *s, uint64_t limit) {
+  RecomputeChoice *r = &s->recompute;
+  int most = 0;
+  if (!r->by_memory) return;
+  for (int i = 0; i < s->n_models; i++)
+    if (s->model[i].config->n_layers > most) most = s->model[i].config->n_layers;
+  r->how = RECOMPUTE_NONE;
+  r->blocks = 0;
+  if (memory_need(s).total <= limit) return;
+  r->how = RECOMPUTE_SELECTIVE;
+  while (memory_need(s).total > limit && r->blocks < most) r->blocks++;
+  if (r->blocks == most) *r = (RecomputeChoice){.how = RECOMPUTE_FULL, .by_memory = true};
 }
 
 void memory_print(const PlannedStage *stages, int n, uint64_t limit, FILE *out) {

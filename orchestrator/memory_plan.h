@@ -20,7 +20,7 @@ typedef struct PlannedStage {
   int n_models;
   int nodes, local;
   ZeroPPConfig zero; /* trainable is the models' own */
-  Recompute recompute;
+  RecomputeChoice recompute;
   DeviceKind device;
   int64_t micro_tokens; /* asked for */
   int64_t longest;      /* longest sequence: it runs even when it is longer than micro_tokens */
@@ -42,6 +42,9 @@ typedef struct MemoryNeed { /* bytes, one rank */
  * hundred MiB and no plan counts. */
 uint64_t memory_limit(const Device *d);
 MemoryNeed memory_need(const PlannedStage *s);
+/* Where the choice is by memory: the least recomputation with which the stage fits; full where none
+ * does. */
+void memory_choose_recompute(PlannedStage *s, uint64_t limit);
 /* Tokens of KV cache that `rollout_rows` sequences of the longest length fill. */
 int64_t memory_kv_tokens(const PlannedStage *s);
 /* Largest micro_tokens, at most the stage's own, with which it fits; 0: none does. */

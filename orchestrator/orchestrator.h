@@ -13,7 +13,14 @@
 Device *device_choose(Grid *g, const char *name, int threads, bool say, Error *err);
 /* name: float32 (or fp32), bfloat16, or auto: bfloat16 on cuda, float32 on cpu. */
 int precision_choose(const char *name, const Device *d, DType *out, Error *err);
-Recompute recompute_parse(const char *name); /* none, selective, full */
+/* How much the backward pass computes again: none, selective, full; auto: as little as memory
+ * allows, which the memory plan finds (memory_choose_recompute). */
+typedef struct RecomputeChoice {
+  Recompute how;
+  int blocks; /* ModelOptions.recompute_blocks */
+  bool by_memory;
+} RecomputeChoice;
+RecomputeChoice recompute_parse(const char *name);
 
 /* ---- data ---- */
 /* Examples of one data set as tokens, packed: example i is tokens.v[offsets[i] .. offsets[i + 1]).

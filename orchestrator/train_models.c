@@ -143,7 +143,8 @@ int model_open(Session *s, Role role, int stage, bool trainable, Model **out, Er
   if (model_start(r, role, stage, &start, err)) return -1;
   ModelOptions o = {.head = role_head(role),
                     .trainable = trainable,
-                    .recompute = recompute_parse(r->zeropp.recompute),
+                    .recompute = s->recompute[r->stages[stage]].how,
+                    .recompute_blocks = s->recompute[r->stages[stage]].blocks,
                     .init_head = start.init_head,
                     .seed = rng_mix((uint64_t)r->run.seed, rng_hash(role_name(start.origin))),
                     .zero = session_zeropp(s)};

@@ -31,9 +31,10 @@ typedef struct Session {
   TrainData data;
   bool has_config[ROLE_COUNT]; /* roles that some stage of the recipe needs */
   ModelConfig config[ROLE_COUNT];
-  int64_t longest[STAGE_PPO + 1];      /* tokens of the longest sequence of each stage */
-  uint64_t arena_bytes[STAGE_PPO + 1]; /* of each stage, from the memory plan */
-  int64_t kv_tokens;                   /* of the rollout's KV cache, from the memory plan */
+  int64_t longest[STAGE_PPO + 1];           /* tokens of the longest sequence of each stage */
+  uint64_t arena_bytes[STAGE_PPO + 1];      /* of each stage, from the memory plan */
+  RecomputeChoice recompute[STAGE_PPO + 1]; /* of each stage, from the memory plan */
+  int64_t kv_tokens;                        /* of the rollout's KV cache, from the memory plan */
 
   /* train_run: */
   Report *report;

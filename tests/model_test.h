@@ -74,8 +74,16 @@ static inline ModelOptions tiny_options(HeadKind head) {
   return (ModelOptions){.head = head, .trainable = true, .seed = 7, .zero = {.stage = 3}};
 }
 
-static inline PassPlan plan_of(bool train, Recompute recompute) {
-  return (PassPlan){.train = train, .recompute = recompute};
+static inline PassPlan plan_of(bool train, const ModelOptions *o) {
+  return (PassPlan){
+      .train = train, .recompute = o->recompute, .recompute_blocks = o->recompute_blocks};
+}
+
+/* Ways to recompute: none, full, selective, and selective with one or all blocks whole. */
+enum { RECOMPUTE_WAYS = 5 };
+static inline void set_recompute(ModelOptions *o, int way) {
+  o->recompute = way < 3 ? (Recompute)way : RECOMPUTE_SELECTIVE;
+  o->recompute_blocks = way == 3 ? 1 : way == 4 ? 1000 : 0;
 }
 
 /* Random weights; norms and biases away from 1 and 0, so that a forgotten one shows. */

@@ -90,9 +90,9 @@ static TestBatch case_batch(int i, const ModelConfig *c) {
   return test_batch(N_SEQS, i < N_FAMILY_CASES ? short_lengths : wide_lengths, c->vocab_size);
 }
 
-static Model *make(Bench *b, const ModelConfig *c, HeadKind head, DType compute, Recompute r) {
+static Model *make(Bench *b, const ModelConfig *c, HeadKind head, DType compute, int way) {
   ModelOptions o = tiny_options(head);
-  o.recompute = r;
+  set_recompute(&o, way);
   o.zero.compute = compute;
   return tiny_model(b, b->grid, c, &o);
 }
@@ -203,15 +203,14 @@ static void same_bits(void **state) {
       TestBatch b = case_batch(i, &c);
       Model *first = make(&two.gpu, &c, HEAD_LM, compute, RECOMPUTE_NONE);
       double loss = train_twice(first, &b);
-      static const Recompute modes[] = {RECOMPUTE_NONE, RECOMPUTE_FULL, RECOMPUTE_SELECTIVE};
-      for (int k = 0; k < 3; k++) {
-        Model *again = make(&two.gpu, &c, HEAD_LM, compute, modes[k]);
+      for (int k = 0; k < RECOMPUTE_WAYS; k++) {
+        Model *again = make(&two.gpu, &c, HEAD_LM, compute, k);
         bool same = train_twice(again, &b) == loss;
         const char *where = case_name(i);
         double e = shard_error(again, first, STATE_GRAD, &where);
         if (!same || e != 0) {
-          print_message("FAILED %s, %s, mode %d: %s, %.2e\n", case_name(i), dtype_name(compute),
-                        (int)modes[k], where, e);
+          print_message("FAILED %s, %s, mode %d: %s, %.2e\n", case_name(i), dtype_name(compute), k,
+                        where, e);
           two.failures++;
         }
         model_free(again);

@@ -56,8 +56,8 @@ static void recompute_same_bits(void **state) {
     TestBatch b = test_batch(N_SEQS, lengths, c.vocab_size);
     zeropp_zero_grad(model_zero(kept));
     double loss = train_batch(kept, &b, 0);
-    for (int mode = RECOMPUTE_FULL; mode <= RECOMPUTE_SELECTIVE; mode++) {
-      o.recompute = (Recompute)mode;
+    for (int mode = 1; mode < RECOMPUTE_WAYS; mode++) {
+      set_recompute(&o, mode);
       Model *again = tiny_model(&bench, bench.grid, &c, &o);
       zeropp_zero_grad(model_zero(again));
       assert_true(train_batch(again, &b, 0) == loss);
@@ -183,14 +183,15 @@ static void fixed_length(void **state) {
 static void activations_as_planned(void **state) {
   (void)state;
   Bench bench = bench_open();
+  enum { KINDS = 4 * RECOMPUTE_WAYS };
   const int many[] = {60, 50, 64, 40, 62, 64};
-  for (int i = 0; i < N_FAMILY_CASES * 12; i++) {
-    int kind = i % 12;
-    bool train = kind < 6;
-    ModelConfig c = family_config(i / 12);
+  for (int i = 0; i < N_FAMILY_CASES * KINDS; i++) {
+    int kind = i % KINDS;
+    bool train = kind < 2 * RECOMPUTE_WAYS;
+    ModelConfig c = family_config(i / KINDS);
     c.n_layers = 5;
-    ModelOptions o = tiny_options(kind / 3 % 2 ? HEAD_SCALAR : HEAD_LM);
-    o.recompute = (Recompute)(kind % 3);
+    ModelOptions o = tiny_options(kind / RECOMPUTE_WAYS % 2 ? HEAD_SCALAR : HEAD_LM);
+    set_recompute(&o, kind % RECOMPUTE_WAYS);
     Model *m = tiny_model(&bench, bench.grid, &c, &o);
     TestBatch b = test_batch(6, many, c.vocab_size);
     arena_reset_peak(bench.arena);
@@ -200,11 +201,10 @@ static void activations_as_planned(void **state) {
     else
       eval_batch(m, &b, 0);
     double used = (double)arena_peak(bench.arena);
-    double plan =
-        (double)model_activation_bytes(&c, o.head, b.n_tokens, plan_of(train, o.recompute));
+    double plan = (double)model_activation_bytes(&c, o.head, b.n_tokens, plan_of(train, &o));
     if (used > plan || used < 0.8 * plan)
-      fail_msg("%s, kind %d: planned %.0f bytes, used %.0f", family_cases[i / 12].name, kind, plan,
-               used);
+      fail_msg("%s, kind %d: planned %.0f bytes, used %.0f", family_cases[i / KINDS].name, kind,
+               plan, used);
     model_free(m);
   }
   bench_close(&bench);

@@ -79,6 +79,34 @@ static void the_largest_that_fits_fits(void **state) {
   assert_int_equal(memory_fit_rows(&s, memory_need(&t).total), 40);
 }
 
+/* With less and less memory: none, selective, selective with more and more blocks whole, full; each
+ * choice fits, and the one before it does not. */
+static void the_least_recomputation_that_fits(void **state) {
+  (void)state;
+  PlannedStage s = ppo_stage();
+  s.rollout_rows = 1;
+  s.micro_tokens = 6400;
+  s.recompute.by_memory = true;
+  uint64_t limit = UINT64_MAX;
+  static const struct {
+    Recompute how;
+    int blocks;
+  } steps[] = {{RECOMPUTE_NONE, 0},
+               {RECOMPUTE_SELECTIVE, 0},
+               {RECOMPUTE_SELECTIVE, 2}, /* one block alone has nothing to share its buffers with */
+               {RECOMPUTE_FULL, 0}};
+  for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+    memory_choose_recompute(&s, limit);
+    assert_int_equal(s.recompute.how, steps[i].how);
+    assert_int_equal(s.recompute.blocks, steps[i].blocks);
+    assert_true(memory_need(&s).total <= limit);
+    limit = memory_need(&s).total - 1;
+  }
+  s.recompute = (RecomputeChoice){.how = RECOMPUTE_SELECTIVE};
+  memory_choose_recompute(&s, 1);
+  assert_int_equal(s.recompute.how, RECOMPUTE_SELECTIVE); /* what was asked for is not changed */
+}
+
 static void micro_batches_are_bounded_by_the_batch(void **state) {
   (void)state;
   PlannedStage s = ppo_stage(), t = s;
@@ -105,6 +133,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(weights_are_counted),
     cmocka_unit_test(the_cache_is_whole_pages),
     cmocka_unit_test(the_largest_that_fits_fits),
+    cmocka_unit_test(the_least_recomputation_that_fits),
     cmocka_unit_test(micro_batches_are_bounded_by_the_batch),
     cmocka_unit_test(ranks_share),
 };
