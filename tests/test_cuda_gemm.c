@@ -131,41 +131,67 @@ static void bias_comes_with_the_product(void **state) {
   twin_done();
 }
 
+/* Numbers of a normal distribution, a million of them over and over: the GPU's power, and with it
+ * its clock, depends on them. */
+static Tensor gpu_numbers(Device *d, DType type, int64_t rows, int64_t cols) {
+  enum { CHUNK = 1 << 20 };
+  static float x[CHUNK];
+  static uint16_t half[CHUNK];
+  if (x[0] == 0) {
+    for (int i = 0; i < CHUNK; i++) x[i] = rng_normal(5, 0, (uint64_t)i);
+    convert_from_f32(x, half, DT_BF16, CHUNK);
+  }
+  Tensor t = tensor_2d(NULL, type, rows, cols);
+  size_t bytes = tensor_bytes(t), at = CHUNK * dtype_size(type);
+  char *p = t.data = device_alloc(d, bytes);
+  device_upload(d, p, type == DT_F32 ? (void *)x : (void *)half, at < bytes ? at : bytes);
+  for (; at < bytes; at += at) device_copy(d, p + at, p, at < bytes - at ? at : bytes - at);
+  return t;
+}
+
+/* One product on a device, as bytes on the host; the caller frees them. */
+static void *product_on(Device *d, GemmKind kind, Tensor a, Tensor b, Tensor c, int times) {
+  void *got = mem_alloc(tensor_bytes(c), 1);
+  for (int i = 0; i < times; i++) device_ops(d)->gemm(d, kind, 1, a, b, 0, c);
+  device_download(d, got, c.data, tensor_bytes(c));
+  return got;
+}
+
+static void check_same_bits(Twins *t, Device *other, GemmKind kind, Types ty, const int64_t *mnk) {
+  int64_t ad[2], bd[2];
+  operand_dims(kind, mnk[0], mnk[1], mnk[2], ad, bd);
+  Tensor a = gpu_numbers(t->gpu, ty.in, ad[0], ad[1]), b = gpu_numbers(t->gpu, ty.in, bd[0], bd[1]);
+  Tensor c = gpu_numbers(t->gpu, ty.out, mnk[0], mnk[1]);
+  device_sync(t->gpu);
+  void *once = product_on(t->gpu, kind, a, b, c, 1), *often = product_on(t->gpu, kind, a, b, c, 70);
+  void *elsewhere = product_on(other, kind, a, b, c, 1);
+  char what[128];
+  snprintf(what, sizeof what, "the same bits twice, and on another device: %s %s m %lld n %lld",
+           kinds[kind], ty.name, (long long)mnk[0], (long long)mnk[1]);
+  twin_check(what, memcmp(once, often, tensor_bytes(c)) == 0 &&
+                       memcmp(once, elsewhere, tensor_bytes(c)) == 0);
+  free(once);
+  free(often);
+  free(elsewhere);
+  device_free(t->gpu, a.data);
+  device_free(t->gpu, b.data);
+  device_free(t->gpu, c.data);
+}
+
 /* Again and again on one device, past the tuning of a shape that comes often, and on another device
  * of the process, whose plans are made anew. */
 static void same_bits_twice(void **state) {
   (void)state;
   Twins *t = twins();
   Error err = {""};
-  Device *other = device_open(DEVICE_CUDA, 0, &err);
-  assert_non_null(other);
+  Device *other = device_open(DEVICE_CUDA, 1, &err);
+  if (!other) fail_msg("%s", err.msg);
   const int64_t big[][3] = {
       {2048, 2560, 2048}, {513, 2048, 5632}, {8, 11264, 2048}, {37, 130, 9000}};
   for (int s = 0; s < 4; s++)
     for (int kind = 0; kind < N_KINDS; kind++)
-      for (int ty = 0; ty < N_TYPES; ty++) {
-        int64_t ad[2], bd[2], m = big[s][0], n = big[s][1];
-        operand_dims((GemmKind)kind, m, n, big[s][2], ad, bd);
-        Pair a = twin_random_at(types[ty].in, 1, 1, 2, ad),
-             b = twin_random_at(types[ty].in, 2, 1, 2, bd);
-        Pair c = twin_unwritten(types[ty].out, 2, m, n),
-             again = twin_unwritten(types[ty].out, 2, m, n);
-        Pair elsewhere = twin_unwritten(types[ty].out, 2, m, n);
-        t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, c.gpu);
-        for (int i = 0; i < 70; i++)
-          t->gpu_ops->gemm(t->gpu, (GemmKind)kind, 1, a.gpu, b.gpu, 0, again.gpu);
-        device_sync(t->gpu);
-        device_ops(other)->gemm(other, (GemmKind)kind, 1, a.gpu, b.gpu, 0, elsewhere.gpu);
-        device_sync(other);
-        size_t bytes = (size_t)(m * n) * sizeof(float);
-        float *x = twin_back(c), *y = twin_back(again), *z = twin_back(elsewhere);
-        twin_check("the same bits twice", memcmp(x, y, bytes) == 0);
-        twin_check("the same bits on another device", memcmp(x, z, bytes) == 0);
-        free(x);
-        free(y);
-        free(z);
-        twin_release();
-      }
+      for (int ty = 0; ty < N_TYPES; ty++)
+        check_same_bits(t, other, (GemmKind)kind, types[ty], big[s]);
   device_close(other);
   twin_done();
 }
@@ -194,24 +220,6 @@ static void rows_do_not_depend_on_each_other(void **state) {
 }
 
 /* ---- speed ---- */
-
-/* Numbers of a normal distribution, a million of them over and over: the GPU's power, and with it
- * its clock, depends on them. */
-static Tensor gpu_numbers(Device *d, DType type, int64_t rows, int64_t cols) {
-  enum { CHUNK = 1 << 20 };
-  static float x[CHUNK];
-  static uint16_t half[CHUNK];
-  if (x[0] == 0) {
-    for (int i = 0; i < CHUNK; i++) x[i] = rng_normal(5, 0, (uint64_t)i);
-    convert_from_f32(x, half, DT_BF16, CHUNK);
-  }
-  Tensor t = tensor_2d(NULL, type, rows, cols);
-  size_t bytes = tensor_bytes(t), at = CHUNK * dtype_size(type);
-  char *p = t.data = device_alloc(d, bytes);
-  device_upload(d, p, type == DT_F32 ? (void *)x : (void *)half, at < bytes ? at : bytes);
-  for (; at < bytes; at += at) device_copy(d, p + at, p, at < bytes - at ? at : bytes - at);
-  return t;
-}
 
 typedef struct Run {
   Twins *t;
