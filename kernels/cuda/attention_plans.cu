@@ -110,7 +110,9 @@ AttnPlan *attention_plan(CudaAttention *a, AttnGraphKey key) {
 char *cuda_attention_report(Device *d) {
   CudaAttention *a = attention_of(d);
   if (!a->handle) return mem_strdup(a->why);
-  char *text = mem_printf("cuDNN %zu\n", a->dnn.cudnnGetVersion());
+  char *text = mem_printf(
+      "cuDNN %zu%s\n", a->dnn.cudnnGetVersion(),
+      cuda_of(d)->arch == 90 ? "; backward of heads of 64, equal lengths: Hopper's kernels" : "");
   for (AttnPlan *list : a->plans)
     for (AttnPlan *p = list; p; p = p->next) {
       const CudnnGraph *g = p->graph;
