@@ -327,7 +327,7 @@ static void compute(char *m) {
 static void overlap_on(Comm *c, const char *name, bool other_nodes) {
   enum { GATHERS = 8 };
   int n = comm_size(c);
-  size_t bytes[RANKS], block = (size_t)16 << 20;
+  size_t bytes[RANKS], block = (size_t)64 << 20;
   for (int r = 0; r < n; r++) bytes[r] = block;
   char *m = device_alloc(gpu.d, (size_t)4096 * 4096 * 12), *own = device_alloc(gpu.d, block),
        *all = device_alloc(gpu.d, block * (size_t)n);
@@ -368,7 +368,9 @@ static void overlap_on(Comm *c, const char *name, bool other_nodes) {
         1e3 * count[1].hidden_seconds, 1e3 * wall[2], 1e3 * count[2].seconds,
         1e3 * count[2].hidden_seconds, 1e-9 * (double)received / wall[1]);
   if (n > 1) {
-    check(count[1].seconds > count[1].hidden_seconds, "waiting is exposed", name, 0);
+    /* The host queues a wait some 50 us after the start, so a little of each may hide. */
+    check(count[1].hidden_seconds < 0.5 * count[1].seconds + GATHERS * 200e-6, "waiting is exposed",
+          name, 0);
     /* Staged collectives hide nothing. Over NCCL at least half of the gathers' time must hide:
      * a product is far longer than a gather over NVLink, and over sockets as long at most. */
     if (count[2].hidden_seconds > 0 && wall[0] > wall[1])
