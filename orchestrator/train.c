@@ -17,6 +17,7 @@ int session_open(Session *s, const Recipe *r, Error *err) {
   *s = (Session){.recipe = r, .state = {.kl_coef = r->ppo.kl_coef}};
   s->grid = grid_create((int)r->zeropp.ranks_per_node, err);
   if (!s->grid) return -1;
+  comm_set_timeout(r->zeropp.timeout_seconds);
   s->device = device_choose(s->grid, r->run.device, (int)r->run.threads, true, err);
   if (!s->device) return -1;
   if (precision_choose(r->run.precision, s->device, &s->compute, err))
@@ -24,7 +25,6 @@ int session_open(Session *s, const Recipe *r, Error *err) {
   ZeroPPConfig zero = session_zeropp(s);
   if (zeropp_check(&zero, device_kind(s->device), s->grid->world, err))
     return error_prefix(err, "%s", r->file);
-  comm_set_timeout(r->zeropp.timeout_seconds);
   if (r->zeropp.prefetch > 0) comm_queue_start();
   s->arena = arena_create(s->device, arena_take, arena_give);
   return 0;
