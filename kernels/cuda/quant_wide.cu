@@ -45,7 +45,8 @@ struct Share {
 
 template <WireKind FROM, class S>
 __device__ constexpr int together() { /* sources, so that what is read fits in registers */
-  return FROM == WIRE_F32 ? 1 : S::K == 4 ? 2 : 4;
+  constexpr int blocks = S::K == 4 ? 2 : 4;
+  return FROM == WIRE_F32 ? 1 : FROM == WIRE_BF16 ? blocks / 2 : blocks;
 }
 
 /* ---- sources ---- */
@@ -78,29 +79,32 @@ __device__ inline void source_load(Source<FROM, S> &in, const Share<S> &s, const
       in.raw[k] = raw_load<FROM>(payload + s.template offset<FROM>(k), s.template apart<FROM>());
 }
 
-template <WireKind FROM, class S>
+/* FIRST: there is no sum yet. */
+template <bool FIRST, WireKind FROM, class S>
 __device__ inline void source_add(const Source<FROM, S> &in, Share<S> &s) {
 #pragma unroll
   for (int k = 0; k < S::K; k++) {
     Eight e = raw_decode<FROM>(in.raw[k]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
+      float *sum = &s.e[k].v[i];
       if constexpr (has_blocks(FROM))
-        s.e[k].v[i] = __fmaf_rn(e.v[i], in.scale, s.e[k].v[i]);
+        *sum = FIRST ? __fmul_rn(e.v[i], in.scale) : __fmaf_rn(e.v[i], in.scale, *sum);
       else
-        s.e[k].v[i] = __fadd_rn(s.e[k].v[i], e.v[i]);
+        *sum = FIRST ? e.v[i] : __fadd_rn(*sum, e.v[i]);
     }
   }
 }
 
 /* N sources from r on, all read before the first is added. */
-template <WireKind FROM, int N, class S>
+template <WireKind FROM, int N, bool FIRST, class S>
 __device__ inline void sources_add(Share<S> &s, const QuantJob &job, const QuantPart &p, int r) {
   Source<FROM, S> in[N];
 #pragma unroll
   for (int j = 0; j < N; j++) source_load(in[j], s, job, p, r + j);
+  source_add<FIRST>(in[0], s);
 #pragma unroll
-  for (int j = 0; j < N; j++) source_add(in[j], s);
+  for (int j = 1; j < N; j++) source_add<false>(in[j], s);
 }
 
 /* ---- the sink ---- */
@@ -209,26 +213,25 @@ template <WireKind FROM, class S>
 __global__ void __launch_bounds__(QUANT_THREADS, 3)
     wide_kernel(const __grid_constant__ QuantJob job) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  Share<S> s;
+  Share<S> s = {};
   s.i = (blockIdx.x - p.first_chunk) * S::CHUNK + threadIdx.x / S::LANES;
   s.b = quant_place(p, S::WHOLE ? S::BLOCK : job.block, S::WHOLE, s.i);
   s.lane = threadIdx.x % S::LANES;
-#pragma unroll
-  for (int k = 0; k < S::K; k++)
-#pragma unroll
-    for (int i = 0; i < 8; i++) s.e[k].v[i] = -0.0f; /* plus x is x, zeros' signs too */
+  constexpr int N = together<FROM, S>();
   int r = 0;
-  if (job.add && job.to == WIRE_F32)
+  if (job.add && job.to == WIRE_F32) {
     start_with<WIRE_F32>(s, p.to_payload);
-  else if (job.add)
+  } else if (job.add) {
     start_with<WIRE_BF16>(s, p.to_payload);
-  else if constexpr (!has_blocks(FROM)) {
-    start_with<FROM>(s, p.from_payload);
+  } else if (p.n >= N) {
+    sources_add<FROM, N, true>(s, job, p, r);
+    r = N;
+  } else {
+    sources_add<FROM, 1, true>(s, job, p, r);
     r = 1;
   }
-  constexpr int N = together<FROM, S>();
-  for (; r + N <= p.n; r += N) sources_add<FROM, N>(s, job, p, r);
-  for (; r < p.n; r++) sources_add<FROM, 1>(s, job, p, r);
+  for (; r + N <= p.n; r += N) sources_add<FROM, N, false>(s, job, p, r);
+  for (; r < p.n; r++) sources_add<FROM, 1, false>(s, job, p, r);
   by_kind(job.to, [&](auto kind) {
     if (p.error)
       share_store<kind.value, true>(s, job, p);
