@@ -1,57 +1,41 @@
 /* rlhf bench train: time of a training step.
  *
- * Steps are timed one by one, each until the device has done it, and the median counts. A step's
- * first loss parts it: the host waits there for the log-probabilities anyway, so that clocks read
- * there and at the ends cost nothing. */
+ * A step's first loss is where clocks are read: the host waits there for the log-probabilities
+ * anyway. A step is as long as it is from one first loss to the next; the parts come from a few
+ * steps more, in which the host waits for the device at their ends. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "orchestrator/cli_bench.h"
+#include "orchestrator/cli_bench_train.h"
 #include "orchestrator/memory_plan.h"
-
-typedef struct TrainPlan {
-  const char *model;
-  ModelConfig config;
-  int n_seqs, length, steps, micro_batches;
-  RecomputeChoice recompute;
-  ZeroPPConfig given; /* without --modes */
-  BenchMode *modes;
-  int n_modes;
-  BenchRig rig;
-  bool json;
-} TrainPlan;
-
-typedef struct TrainTimes {
-  double step, forward, backward, optimizer; /* seconds, medians; forward: to the first loss */
-  double hidden, exposed, inter, intra;      /* of one step, mean over the ranks */
-  double loss, peak;                         /* bytes, the largest of the ranks */
-  Recompute recompute;                       /* as it ran */
-  int blocks;
-} TrainTimes;
 
 /* ---- one step ---- */
 
-enum { STEP, FORWARD, BACKWARD, OPTIMIZER, PARTS };
+enum { FORWARD, BACKWARD, OPTIMIZER, PARTS };
+enum { WARM_UP = 2, APART = 3 }; /* steps */
 
-/* This rank's part of the loss. */
-static double train_step(Model *m, const TrainPlan *p, const Tokens *micro, double part[PARTS]) {
+/* This rank's part of the loss. reached: when the first loss came. apart: waits for the device
+ * where parts end. */
+static double train_step(Model *m, const TrainPlan *p, const Tokens *micro, double *reached,
+                         double *apart) {
   double rows = (double)micro[0].n_rows * p->micro_batches * p->rig.grid->world;
   StepLoss l = {.weight = 1 / rows};
   double start = clock_seconds(), forward = 0, begun = start;
   zeropp_zero_grad(model_zero(m));
   for (int k = 0; k < p->micro_batches; k++) {
     bench_micro_batch(m, &micro[k], &l);
+    if (k == 0 && reached) *reached = l.reached;
     forward += l.reached - begun;
-    device_sync(model_device(m));
+    if (apart) device_sync(model_device(m));
     begun = clock_seconds();
   }
   double trained = clock_seconds();
   zeropp_step(model_zero(m), bench_adamw(), 1.0F);
+  if (!apart) return l.sum * l.weight;
   device_sync(model_device(m));
-  part[STEP] = clock_seconds() - start;
-  part[FORWARD] = forward;
-  part[BACKWARD] = trained - start - forward;
-  part[OPTIMIZER] = start + part[STEP] - trained;
+  apart[FORWARD] = forward;
+  apart[BACKWARD] = trained - start - forward;
+  apart[OPTIMIZER] = clock_seconds() - trained;
   return l.sum * l.weight;
 }
 
@@ -65,38 +49,48 @@ static double median(double *x, int n) {
   return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-static void measure(Model *m, const TrainPlan *p, const Tokens *micro, TrainTimes *out) {
-  Comm *all = p->rig.grid->all;
-  double *part[PARTS], one[PARTS], loss = 0;
-  for (int i = 0; i < PARTS; i++) part[i] = mem_alloc((size_t)p->steps, sizeof *part[i]);
-  for (int i = 0; i < 2; i++) loss = train_step(m, p, micro, one); /* buffers come into being */
-  comm_barrier(all);
+/* Steps one behind the other, as training has them: medians of the time from one's first loss to
+ * the next one's. */
+static double measure_steps(Model *m, const TrainPlan *p, const Tokens *micro, TrainTimes *out) {
+  double *step = mem_alloc((size_t)p->steps, sizeof *step), loss = 0, before, now;
+  for (int i = 0; i < WARM_UP; i++) train_step(m, p, micro, &before, NULL);
+  comm_barrier(p->rig.grid->all);
+  train_step(m, p, micro, &before, NULL);
   Count a = count_now();
-  for (int k = 0; k < p->steps; k++) {
-    loss = train_step(m, p, micro, one);
-    for (int i = 0; i < PARTS; i++) part[i][k] = one[i];
+  for (int k = 0; k < p->steps; k++, before = now) {
+    loss = train_step(m, p, micro, &now, NULL);
+    step[k] = now - before;
   }
   Count b = count_now();
   double sum[5] = {b.inter - a.inter, b.intra - a.intra, b.hidden - a.hidden, b.exposed - a.exposed,
                    loss};
-  double most[PARTS + 1], mean = 1.0 / p->rig.grid->world / p->steps;
-  for (int i = 0; i < PARTS; i++) {
-    most[i] = median(part[i], p->steps);
-    free(part[i]);
-  }
-  most[PARTS] = (double)device_peak_bytes(p->rig.device);
-  comm_all_reduce_f64(all, sum, 5, false);
-  comm_all_reduce_f64(all, most, PARTS + 1, true);
-  out->step = most[STEP];
-  out->forward = most[FORWARD];
-  out->backward = most[BACKWARD];
-  out->optimizer = most[OPTIMIZER];
+  double mean = 1.0 / p->rig.grid->world / p->steps, median_step = median(step, p->steps);
+  comm_all_reduce_f64(p->rig.grid->all, sum, 5, false);
   out->inter = sum[0] * mean;
   out->intra = sum[1] * mean;
   out->hidden = sum[2] * mean;
   out->exposed = sum[3] * mean;
   out->loss = sum[4];
-  out->peak = most[PARTS];
+  free(step);
+  return median_step;
+}
+
+static void measure(Model *m, const TrainPlan *p, const Tokens *micro, TrainTimes *out) {
+  double part[PARTS][APART], one[PARTS], most[PARTS + 2];
+  most[PARTS] = measure_steps(m, p, micro, out);
+  device_sync(p->rig.device);
+  for (int k = 0; k < APART; k++) {
+    train_step(m, p, micro, NULL, one);
+    for (int i = 0; i < PARTS; i++) part[i][k] = one[i];
+  }
+  for (int i = 0; i < PARTS; i++) most[i] = median(part[i], APART);
+  most[PARTS + 1] = (double)device_peak_bytes(p->rig.device);
+  comm_all_reduce_f64(p->rig.grid->all, most, PARTS + 2, true);
+  out->forward = most[FORWARD];
+  out->backward = most[BACKWARD];
+  out->optimizer = most[OPTIMIZER];
+  out->step = most[PARTS];
+  out->peak = most[PARTS + 1];
 }
 
 /* ---- one mode ---- */
@@ -170,91 +164,19 @@ static int run_mode(const TrainPlan *p, const BenchMode *mode, TrainTimes *out, 
   return 0;
 }
 
-/* ---- the table ---- */
-
-static double step_tokens(const TrainPlan *p) {
-  return (double)p->n_seqs * p->length * p->micro_batches; /* of one rank */
-}
-
-/* 6 x parameters x tokens and causal attention; parameters are all, embedding and head too. */
-static double step_flops(const TrainPlan *p) {
-  int32_t *lengths = mem_alloc((size_t)p->n_seqs, sizeof *lengths);
-  for (int s = 0; s < p->n_seqs; s++) lengths[s] = p->length;
-  double attention = 3 * p->micro_batches * model_attention_flops(&p->config, p->n_seqs, lengths);
-  free(lengths);
-  return 6.0 * (double)model_config_params(&p->config, HEAD_LM) * step_tokens(p) + attention;
-}
-
-static void print_head(const TrainPlan *p) {
-  const Grid *g = p->rig.grid;
-  printf("%s: %.2f million parameters; %s, %s\n", p->model,
-         (double)model_config_params(&p->config, HEAD_LM) / 1e6, device_describe(p->rig.device),
-         dtype_name(p->rig.compute));
-  printf("%d node%s of %d; a rank's step: %d micro-batch%s of %d x %d tokens, %.2f TFLOP\n",
-         g->nodes, g->nodes == 1 ? "" : "s", g->local, p->micro_batches,
-         p->micro_batches == 1 ? "" : "es", p->n_seqs, p->length, step_flops(p) / 1e12);
-  printf("\n%-8s %9s %10s %9s %9s %9s %9s %9s %9s %9s %9s %8s %9s\n", "mode", "step ms", "tok/s",
-         "TFLOP/s", "forward", "backward", "optimizer", "exposed", "hidden", "inter MB", "intra MB",
-         "GiB", "loss");
-}
-
-static void print_recompute(const TrainPlan *p, const TrainTimes *t) {
-  static const char *const names[] = {
-      [RECOMPUTE_NONE] = "none", [RECOMPUTE_FULL] = "full", [RECOMPUTE_SELECTIVE] = "selective"};
-  if (!p->recompute.by_memory) return;
-  printf("recompute: %s", names[t->recompute]);
-  if (t->blocks > 0) printf(", %d of %d blocks whole", t->blocks, p->config.n_layers);
-  putchar('\n');
-}
-
-static void print_row(const TrainPlan *p, const char *mode, const TrainTimes *t) {
-  double world = p->rig.grid->world;
-  printf("%-8s %9.2f %10.0f %9.4g %9.2f %9.2f %9.2f %9.2f %9.2f %9.1f %9.1f %8.2f %9.5f\n", mode,
-         t->step * 1e3, step_tokens(p) * world / t->step, step_flops(p) / t->step / 1e12,
-         t->forward * 1e3, t->backward * 1e3, t->optimizer * 1e3, t->exposed * 1e3, t->hidden * 1e3,
-         t->inter / 1e6, t->intra / 1e6, t->peak / (1024.0 * 1024 * 1024), t->loss);
-}
-
-static void print_foot(void) {
-  puts(
-      "\nMedian step, ms. TFLOP/s: of one rank, 6 x parameters (embedding and head included) x "
-      "tokens and causal\nattention, nothing that is computed again. tok/s: all ranks. forward "
-      "ends "
-      "at the first loss. exposed, hidden:\ncommunication that compute waited for, and behind it; "
-      "MB received by a rank. GiB: device memory, the peak of a rank.");
-}
-
-static void print_json(const TrainPlan *p, const char *mode, const TrainTimes *t) {
-  json_t *o = json_pack(
-      "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
-      "s:f, s:f}",
-      "mode", mode, "model", p->model, "nodes", p->rig.grid->nodes, "local", p->rig.grid->local,
-      "seqs", p->n_seqs, "length", p->length, "micro_batches", p->micro_batches, "parameters",
-      (json_int_t)model_config_params(&p->config, HEAD_LM), "step_seconds", t->step,
-      "tokens_per_second", step_tokens(p) * p->rig.grid->world / t->step, "flops_per_second",
-      step_flops(p) / t->step, "forward_seconds", t->forward, "backward_seconds", t->backward,
-      "optimizer_seconds", t->optimizer, "exposed_seconds", t->exposed, "hidden_seconds", t->hidden,
-      "inter_bytes", t->inter, "intra_bytes", t->intra, "peak_bytes", t->peak, "loss", t->loss);
-  char *text = o ? json_dumps(o, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-  if (!text) die("bench: figures that are no JSON");
-  puts(text);
-  free(text);
-  json_decref(o);
-}
-
 static int run_modes(const TrainPlan *p, Error *err) {
   bool root = p->rig.grid->rank == 0;
-  if (root && !p->json) print_head(p);
+  if (root && !p->json) train_print_head(p);
   for (int i = 0; i < p->n_modes; i++) {
     const BenchMode *mode = &p->modes[i];
     TrainTimes t = {0};
     if (run_mode(p, mode, &t, err)) return -1;
-    if (root && p->json) print_json(p, mode->name, &t);
-    if (root && !p->json) print_row(p, mode->name, &t);
-    if (root && !p->json) print_recompute(p, &t);
+    if (root && p->json) train_print_json(p, mode->name, &t);
+    if (root && !p->json) train_print_row(p, mode->name, &t);
+    if (root && !p->json) train_print_recompute(p, &t);
     if (comm_agree(p->rig.grid->all, root ? out_flush(err) : 0, err)) return -1;
   }
-  if (root && !p->json) print_foot();
+  if (root && !p->json) train_print_foot();
   return 0;
 }
 
