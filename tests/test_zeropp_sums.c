@@ -63,6 +63,12 @@ static void check_sums(int local) {
   assert_sums(&m, 2);
   micro_batch(&m, 2); /* on top of what was summed */
   assert_sums(&m, 3);
+  zeropp_zero_grad(m.z);
+  micro_batch(&m, 0);
+  zeropp_last_micro(m.z);
+  micro_batch(&m, 1);
+  micro_batch(&m, 2); /* after all */
+  assert_sums(&m, 3);
   only_some = true; /* what nobody adds to is zero, whatever was there before */
   zeropp_zero_grad(m.z);
   micro_batch(&m, 0);

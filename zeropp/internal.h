@@ -95,7 +95,7 @@ typedef struct Unit {
   bool grad_waits;  /* gradients of micro-batches that the step must still reduce */
   bool grad_summed; /* stage 0: what `grad` holds is the sum of all ranks already */
   bool shard_fresh; /* the owner's sum (its node's sum) holds nothing yet, no zeros either */
-  bool node_fresh;
+  bool node_fresh, node_add; /* add: a micro-batch goes on top of what is there */
   GatherFlight gather;
   ReduceFlight reduce;
   UnitWork work;
@@ -148,6 +148,7 @@ struct ZeroPP {
   float *node_sum;     /* all units' slices, summed over this node; accumulate: node */
   uint16_t *error[2];  /* bf16: error feedback of each hop: all units dense, and their slices */
   int reduces;         /* reductions in flight */
+  bool last_micro;     /* zeropp_last_micro */
   int64_t steps;
   uint64_t version;
 };

@@ -4,7 +4,8 @@
  * every unit is beyond it by what it needs, and no more).
  *
  * Units of about one size share buffers: one of up to twice the size asked for serves, so a use
- * that has k buffers busy at a time holds no more than k of the largest size.
+ * that has k buffers busy at a time holds no more than k of the largest size. An idle one that a
+ * new one can stand in for goes back.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,17 @@ static bool fits(const PoolBuffer *b, PoolUse use, size_t bytes) {
   return !b->busy && b->use == use && b->bytes >= bytes && b->bytes <= 2 * bytes;
 }
 
+/* The smallest idle buffer that one of so many bytes would serve for. */
+static void drop_replaced(Pool *p, PoolUse use, size_t bytes) {
+  int found = -1;
+  for (int i = 0; i < p->n; i++) {
+    const PoolBuffer *b = &p->at[i];
+    if (b->busy || b->use != use || b->bytes >= bytes || bytes > 2 * b->bytes) continue;
+    if (found < 0 || b->bytes < p->at[found].bytes) found = i;
+  }
+  if (found >= 0) drop(p, found);
+}
+
 void *pool_take(Pool *p, PoolUse use, size_t bytes) {
   int best = -1;
   for (int i = 0; i < p->n; i++)
@@ -39,6 +51,7 @@ void *pool_take(Pool *p, PoolUse use, size_t bytes) {
     p->at[best].busy = true;
     return p->at[best].p;
   }
+  drop_replaced(p, use, bytes);
   shrink(p, bytes);
   if (p->n == p->cap) {
     p->cap = 2 * p->cap + 8;

@@ -51,8 +51,17 @@ static void keep_node_sum(void *arg) {
   const UnitWork *w = arg;
   const ReduceFlight *f = &w->u->reduce;
   pieces_decode(w->z, pieces_slice(w->z, w->u), MSG_GRADS, f->in, w->z->grid->local,
-                own_slice_bytes(w->z, &w->u->message[MSG_GRADS]), f->add,
+                own_slice_bytes(w->z, &w->u->message[MSG_GRADS]), w->u->node_add,
                 (Memory){LIE_DENSE, DT_F32, w->z->node_sum + w->u->slice});
+}
+
+/* The same, and on to the other nodes: the last of a step. */
+static void send_node_sum(void *arg) {
+  const UnitWork *w = arg;
+  keep_node_sum(arg);
+  pieces_encode(w->z, pieces_slice(w->z, w->u), MSG_GRADS,
+                (Memory){LIE_DENSE, DT_F32, w->z->node_sum + w->u->slice}, error_at(w->z, w->u, 1),
+                w->u->reduce.out);
 }
 
 /* In: this rank's piece from every node, or where there is one node, from every rank. Stage 0
@@ -134,10 +143,11 @@ static void start_reduce(ZeroPP *z, Unit *u, float *full) {
   make_room(z, u);
   start_first_hop(z, u, full);
   if (z->node_sum) {
-    u->reduce.add = !u->node_fresh;
-    u->node_fresh = false;
-    start_work(u, z->grid->dev_intra, keep_node_sum);
-    u->grad_waits = true;
+    u->node_add = !u->node_fresh;
+    u->node_fresh = z->last_micro;
+    u->grad_waits = !z->last_micro;
+    start_work(u, z->grid->dev_intra, z->last_micro ? send_node_sum : keep_node_sum);
+    if (z->last_micro) start_second_hop(z, u);
   } else if (z->one_hop) {
     start_owner_sum(z, u, z->grid->dev_intra);
   } else {
@@ -230,6 +240,7 @@ static void finish_flights(ZeroPP *z) {
 }
 
 void reduce_finish(ZeroPP *z) {
+  z->last_micro = false;
   for (int i = z->n_units - 1; i >= 0; i--)
     if (z->units[i].grad_waits) reduce_waiting(z, &z->units[i]);
   finish_flights(z);
@@ -317,6 +328,7 @@ void zeropp_zero_grad(ZeroPP *z) {
   require(z->cfg.trainable);
   engine_require_closed(z, "zero_grad");
   finish_flights(z);
+  z->last_micro = false;
   for (int i = 0; i < z->n_units; i++) {
     Unit *u = &z->units[i];
     drop_waiting(z, u);
@@ -325,6 +337,8 @@ void zeropp_zero_grad(ZeroPP *z) {
     u->node_fresh = true;
   }
 }
+
+void zeropp_last_micro(ZeroPP *z) { z->last_micro = true; }
 
 void zeropp_scale_grad(ZeroPP *z, float alpha) {
   require(z->cfg.trainable);

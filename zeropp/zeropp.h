@@ -151,6 +151,9 @@ Tensor zeropp_grad_into(ZeroPP *z, int param, int n, float *beta);
 /* Closes the gradient and starts its sum over ranks, which is in the owners' shards by the step (or
  * when a gradient shard is asked for). */
 void zeropp_reduce(ZeroPP *z, int unit);
+/* The reductions from here to the step are the last of their units: what accumulate: node keeps
+ * then crosses nodes behind compute, not at the step. A hint: it changes no result. */
+void zeropp_last_micro(ZeroPP *z);
 void zeropp_zero_grad(ZeroPP *z); /* shards to zero, before the first micro-batch of a step */
 void zeropp_scale_grad(ZeroPP *z, float alpha);
 
