@@ -68,17 +68,6 @@ typedef struct SampleParams {
  * SWIGLU: x rows are [g: K | u: K], as swiglu_fwd. */
 typedef enum Front { FRONT_NONE, FRONT_RMSNORM, FRONT_SWIGLU } Front;
 
-/* y = front(x) W^T + b, added to y where `add` says so: what decoding does between attentions. */
-typedef struct Linear {
-  Front front;
-  Tensor norm_K;
-  float eps;
-  Tensor w_OK;
-  Tensor bias_O;   /* may be absent */
-  Tensor front_MK; /* room for front(x) where it is made by itself; absent with FRONT_NONE */
-  bool add;
-} Linear;
-
 /* The rows of a batch that decodes without the host. I32 device memory unless it says otherwise. A
  * row with len 0 is inert: its slot is -1, its other numbers are in range and mean nothing.
  * Otherwise its newest token is number len - 1, with its position and slot, and u is the random
@@ -157,6 +146,21 @@ typedef struct DeltaSize {
   uint64_t bytes, changed;
 } DeltaSize;
 enum { DELTA_BLOCK = 4096 };
+
+/* y = front(x) W^T + b, added to y where `add` says so: what decoding does between attentions. W is
+ * w_OK, or, where there are codes, a span of whole rows as `format` has it on the wire: INT8 or
+ * FP8, rows of a multiple of 16 and blocks of a multiple of 64; w_OK then only has dims. */
+typedef struct Linear {
+  Front front;
+  Tensor norm_K;
+  float eps;
+  Tensor w_OK;
+  WireFormat format;
+  WireData codes;  /* payload NULL: none */
+  Tensor bias_O;   /* may be absent */
+  Tensor front_MK; /* room for front(x) where it is made by itself; absent with FRONT_NONE */
+  bool add;
+} Linear;
 
 typedef struct Ops {
   /* a and b of one type; c of that type or F32. */

@@ -113,6 +113,49 @@ static void rows_do_not_meet(void **state) {
   twin_done();
 }
 
+/* Weights in codes: the numbers that they stand for are the same on both, exactly; what differs is
+ * that of BF16. */
+static void codes_agree(void **state) {
+  (void)state;
+  Twins *t = twins();
+  static const Case shapes[] = {{1, 300, 512, FRONT_RMSNORM, true, false, false},
+                                {16, 2048, 1040, FRONT_NONE, false, true, false},
+                                {33, 257, 704, FRONT_SWIGLU, false, false, false},
+                                {64, 640, 2048, FRONT_RMSNORM, false, false, true},
+                                {150, 130, 5632, FRONT_SWIGLU, false, true, false}};
+  static const WireFormat formats[] = {{WIRE_INT8, 256, DT_F32},
+                                       {WIRE_INT8, 64, DT_BF16},
+                                       {WIRE_FP8, 128, DT_F32},
+                                       {WIRE_FP8, 256, DT_BF16}};
+  int failures = 0;
+  for (int i = 0; i < 5; i++)
+    for (int f = 0; f < 4; f++) {
+      const Case *c = shapes + i;
+      Product p = product(c, DT_BF16, (uint64_t)i + 1);
+      WireSpan span = {c->k, 0, c->n * c->k};
+      size_t scales = wire_scale_bytes(formats[f], span);
+      size_t payload = wire_payload_bytes(formats[f], span);
+      WireData host = {mem_alloc(scales, 1), mem_alloc(payload, 1), 1, 0};
+      WirePart part = {.span = span, .x = tensor_1d(p.w.cpu.data, DT_F32, span.count), .to = host};
+      t->cpu_ops->quantize(t->cpu, formats[f], 1, &part);
+      p.on_cpu.format = p.on_gpu.format = formats[f];
+      p.on_cpu.codes = p.on_gpu.codes = host;
+      p.on_gpu.codes.scales = twin_bytes(DT_U8, host.scales, (int64_t)scales).gpu.data;
+      p.on_gpu.codes.payload = twin_bytes(DT_U8, host.payload, (int64_t)payload).gpu.data;
+      t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
+      t->cpu_ops->linear(t->cpu, p.on_cpu, p.x.cpu, p.y.cpu);
+      char name[96];
+      snprintf(name, sizeof name, "codes %d of %d, m %d n %d k %d front %d", formats[f].kind,
+               formats[f].block, (int)c->m, (int)c->n, (int)c->k, (int)c->front);
+      twin_compare(name, p.y, 1.0 / 256);
+      free(host.scales);
+      free(host.payload);
+      failures += release();
+    }
+  twin_state.failures = failures;
+  twin_done();
+}
+
 /* ---- rope_write ---- */
 
 /* In place as rope does, and in the pages what decoding then reads; rows without a slot and
@@ -236,6 +279,8 @@ static void advance_agrees(void **state) {
 
 enum { LAYERS = 8 };
 typedef struct Chain {
+  WireFormat format; /* BF16: weights are numbers; else their bytes are taken for codes */
+  void *scales;
   Tensor qkv[LAYERS], o[LAYERS], gu[LAYERS], down[LAYERS], norm;
   Tensor x, a, b, att, front_MF;
   DeviceGraph *graph;
@@ -251,20 +296,27 @@ static Tensor filled(int64_t rows, int64_t columns, const Pair *block) {
   return t;
 }
 
+static Linear with_weights(const Chain *c, Linear l, Tensor w) {
+  l.w_OK = w;
+  if (c->format.kind == WIRE_BF16) return l;
+  l.format = c->format;
+  l.codes = (WireData){c->scales, w.data, 1, 0};
+  return l;
+}
+
 static void queue_chain(const Chain *c) {
   Device *d = twin_state.gpu;
   const Ops *op = twin_state.gpu_ops;
   Tensor front_MC = c->front_MF;
   front_MC.dim[1] = c->x.dim[1]; /* room for either front */
   for (int i = 0; i < LAYERS; i++) {
-    Linear l = {.front = FRONT_RMSNORM, .norm_K = c->norm, .eps = 1e-5F, .front_MK = front_MC};
-    l.w_OK = c->qkv[i];
-    op->linear(d, l, c->x, c->a);
-    op->linear(d, (Linear){.w_OK = c->o[i], .add = true}, c->att, c->x);
-    l.w_OK = c->gu[i];
-    op->linear(d, l, c->x, c->b);
-    l = (Linear){.front = FRONT_SWIGLU, .w_OK = c->down[i], .add = true, .front_MK = c->front_MF};
-    op->linear(d, l, c->b, c->x);
+    Linear norm = {.front = FRONT_RMSNORM, .norm_K = c->norm, .eps = 1e-5F, .front_MK = front_MC};
+    Linear add = {.add = true};
+    Linear gated = {.front = FRONT_SWIGLU, .add = true, .front_MK = c->front_MF};
+    op->linear(d, with_weights(c, norm, c->qkv[i]), c->x, c->a);
+    op->linear(d, with_weights(c, add, c->o[i]), c->att, c->x);
+    op->linear(d, with_weights(c, norm, c->gu[i]), c->x, c->b);
+    op->linear(d, with_weights(c, gated, c->down[i]), c->b, c->x);
   }
 }
 static void launch_chain(void *arg) { device_graph_launch(twin_state.gpu, ((Chain *)arg)->graph); }
@@ -283,9 +335,21 @@ static void rates(void **state) {
     c.gu[i] = filled(2 * F, C, &block);
     c.down[i] = filled(C, F, &block);
   }
-  static const int some[] = {1, 8, 16, 32, 64, 128};
-  for (int i = 0; i < 6; i++) {
-    int64_t m = some[i];
+  c.scales = twin_filled(DT_F32, 1e-3F, 1, 2 * F * C / 256).gpu.data;
+  static const struct {
+    int64_t m;
+    WireFormat format;
+    const char *name;
+  } runs[] = {
+      {1, {.kind = WIRE_BF16}, "bf16"},       {16, {.kind = WIRE_BF16}, "bf16"},
+      {32, {.kind = WIRE_BF16}, "bf16"},      {64, {.kind = WIRE_BF16}, "bf16"},
+      {128, {.kind = WIRE_BF16}, "bf16"},     {1, {WIRE_INT8, 256, DT_F32}, "int8"},
+      {16, {WIRE_INT8, 256, DT_F32}, "int8"}, {64, {WIRE_INT8, 256, DT_F32}, "int8"},
+      {16, {WIRE_FP8, 256, DT_F32}, "fp8"},
+  };
+  for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+    int64_t m = runs[i].m;
+    c.format = runs[i].format;
     c.x = twin_random(DT_BF16, 2, 1, 2, m, C).gpu;
     c.att = twin_random(DT_BF16, 3, 1, 2, m, C).gpu;
     c.a = twin_unwritten(DT_BF16, 2, m, Q).gpu;
@@ -296,9 +360,10 @@ static void rates(void **state) {
     queue_chain(&c);
     c.graph = device_capture_end(t->gpu);
     char name[96];
-    snprintf(name, sizeof name, "8 layers' products of %d rows", some[i]);
-    double bytes = 2.0 * LAYERS * (double)(Q * C + C * C + 3 * F * C);
-    twin_time(name, launch_chain, &c, bytes, (double)m * bytes);
+    snprintf(name, sizeof name, "8 layers' products of %d rows, %s", (int)m, runs[i].name);
+    double numbers = LAYERS * (double)(Q * C + C * C + 3 * F * C);
+    double bytes = numbers * (c.format.kind == WIRE_BF16 ? 2 : 1 + 4.0 / 256);
+    twin_time(name, launch_chain, &c, bytes, 2 * (double)m * numbers);
     device_graph_free(t->gpu, c.graph);
   }
   for (int i = 0; i < LAYERS; i++) {
@@ -311,10 +376,8 @@ static void rates(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(linear_agrees),
-    cmocka_unit_test(rows_do_not_meet),
-    cmocka_unit_test(rope_write_agrees),
-    cmocka_unit_test(advance_agrees),
-    cmocka_unit_test(rates),
+    cmocka_unit_test(linear_agrees),    cmocka_unit_test(codes_agree),
+    cmocka_unit_test(rows_do_not_meet), cmocka_unit_test(rope_write_agrees),
+    cmocka_unit_test(advance_agrees),   cmocka_unit_test(rates),
 };
 TEST_MAIN(tests)

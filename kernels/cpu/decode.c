@@ -1,6 +1,7 @@
 /* What decoding adds to the other ops: two of them in one, and rows that move on by themselves.
  * Here for the same code on every device; a GPU saves launches and the host by them. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "core/rng.h"
 #include "kernels/cpu/cpu.h"
@@ -11,8 +12,27 @@ void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr,
   cpu_kv_write(d, qkv_NQ, slot_N, s, k_pages, v_pages);
 }
 
+/* The numbers that codes stand for; to be freed. */
+static float *decode_weights(Device *d, const Linear *l) {
+  int64_t n = l->w_OK.dim[0], k = l->w_OK.dim[1];
+  require(l->format.kind == WIRE_INT8 || l->format.kind == WIRE_FP8);
+  require(l->format.block % 64 == 0 && k % 16 == 0 && l->codes.n == 1);
+  float *w = mem_alloc((size_t)(n * k), sizeof *w);
+  WirePart part = {.span = {k, 0, n * k}, .x = tensor_1d(w, DT_F32, n * k), .from = l->codes};
+  cpu_dequantize(d, l->format, 1, &part, false);
+  return w;
+}
+
 void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   const Tensor none = {0};
+  if (l.codes.payload) {
+    float *w = decode_weights(d, &l);
+    l.w_OK = tensor_2d(w, DT_F32, l.w_OK.dim[0], l.w_OK.dim[1]);
+    l.codes.payload = NULL;
+    cpu_linear(d, l, x, y_MO);
+    free(w);
+    return;
+  }
   Tensor in = x;
   if (l.front != FRONT_NONE) {
     in = l.front_MK;

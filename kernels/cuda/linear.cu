@@ -1,20 +1,42 @@
 /* Products with what lies in front of them: y = front(x) W^T + b. Few rows of BF16 go through one
- * kernel (linear_few.cu); all others op by op. */
+ * kernel (linear_few.cu), codes always, so many rows at a time; all others op by op. */
+#include <algorithm>
+
 #include "kernels/cuda/linear_few.h"
 #include "kernels/cuda/ops.h"
 
+static Tensor rows_of(Tensor t, int64_t first, int64_t n) {
+  t.data =
+      static_cast<char *>(t.data) + static_cast<size_t>(first * t.dim[1]) * dtype_size(t.dtype);
+  t.dim[0] = n;
+  return t;
+}
+
+static void linear_codes(Device *d, const Linear &l, Tensor x, Tensor y) {
+  require(l.format.kind == WIRE_INT8 || l.format.kind == WIRE_FP8);
+  require(l.format.block % 64 == 0 && l.w_OK.dim[1] % 16 == 0);
+  for (int64_t i = 0; i < x.dim[0]; i += LINEAR_FEW_ROWS) {
+    int64_t n = std::min<int64_t>(LINEAR_FEW_ROWS, x.dim[0] - i);
+    if (!linear_few(d, l, rows_of(x, i, n), rows_of(y, i, n)))
+      die("weights in codes want BF16, a GPU of compute capability 9.0 and at most %d inputs",
+          LINEAR_FEW_MOST_K);
+  }
+}
+
 void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   const Tensor none = {};
-  Tensor in = x;
-  require(x.ndim == 2 && l.w_OK.ndim == 2 && y_MO.ndim == 2 && y_MO.dim[0] == x.dim[0]);
-  require(l.w_OK.dtype == x.dtype && y_MO.dim[1] == l.w_OK.dim[0]);
-  require(x.dim[1] == (l.front == FRONT_SWIGLU ? 2 : 1) * l.w_OK.dim[1]);
-  if (l.front != FRONT_NONE) {
-    in = l.front_MK;
-    require(in.dtype == x.dtype && in.ndim == 2 && in.dim[0] == x.dim[0]);
-    require(in.dim[1] == l.w_OK.dim[1]);
+  int64_t m = x.dim[0], n = l.w_OK.dim[0], k = l.w_OK.dim[1];
+  require(x.ndim == 2 && l.w_OK.ndim == 2 && x.dim[1] == (l.front == FRONT_SWIGLU ? 2 * k : k));
+  require(y_MO.ndim == 2 && y_MO.dim[0] == m && y_MO.dim[1] == n);
+  require(y_MO.dtype == x.dtype || y_MO.dtype == DT_F32);
+  if (l.codes.payload) {
+    linear_codes(d, l, x, y_MO);
+    return;
   }
+  require(l.w_OK.dtype == x.dtype);
   if (linear_few(d, l, x, y_MO)) return;
+  Tensor in = l.front == FRONT_NONE ? x : l.front_MK;
+  require(in.dtype == x.dtype && in.ndim == 2 && in.dim[0] == m && in.dim[1] == k);
   if (l.front == FRONT_RMSNORM) cuda_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
   if (l.front == FRONT_SWIGLU) cuda_swiglu_fwd(d, x, in);
   if (l.bias_O.data && !l.add && y_MO.dtype == x.dtype) {

@@ -1,4 +1,5 @@
-/* y = front(x) W^T + b for up to 64 rows of BF16, as decoding has them: bound by the reading of W.
+/* y = front(x) W^T + b for up to 64 rows of BF16, as decoding has them: bound by the reading of W,
+ * which is BF16 or codes (linear_weights.h).
  *
  * A cluster of blocks owns COLUMNS columns of y, each block a share of k; their sums are added in
  * order of k through shared memory. A warp has 16 rows of W to itself, which go straight from
@@ -6,54 +7,44 @@
  * before the kernel in front of this one is done. x lies in shared memory, with its front: of a
  * norm x times its weight, while the sum of squares joins the sums and divides them in the end.
  *
- * Where a thread's numbers lie in k does not matter to a sum as long as x and W agree, so each
- * thread reads 16 bytes in a row and calls them its share of two instructions. The cut of k depends
- * on W alone: a row of y has the same bits whatever other rows are with it. */
+ * The cut of k depends on W alone: a row of y has the same bits whatever other rows are with it. */
 #include "kernels/cuda/linear_few.h"
 
 #include <algorithm>
 
 #include "kernels/cuda/chain.h"
+#include "kernels/cuda/linear_weights.h"
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/mma.h"
 
 namespace {
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, COLUMNS = 16 * WARPS, PIECE = 64, AHEAD = 4;
-constexpr int PAD = 32;           /* numbers behind a row of x: eight lanes reach all banks */
+constexpr int WARPS = 8, THREADS = 32 * WARPS, COLUMNS = 16 * WARPS;
 constexpr int PART = COLUMNS + 4; /* floats of a row of sums */
 constexpr int MAX_SHARE = 768;    /* of k, of a block: 64 rows of it fill half of shared memory */
 constexpr int MAX_CLUSTER = 16, PORTABLE_CLUSTER = 8;
 
 struct Few {
-  const bf16 *x, *norm, *w, *bias;
+  const bf16 *x, *norm, *bias;
+  Weights w;
   void *y;
-  int m, n, k, share, cluster; /* share: of k, of a block */
+  int m, share, cluster; /* share: of k, of a block */
   float eps;
-  bool add;
+  bool add, y_f32;
 };
-
-/* W is read once: it must not push x out of the caches. */
-__device__ inline uint4 load_once(const bf16 *p) {
-  uint4 r;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "l"(p));
-  return r;
-}
 
 /* ---- x ---- */
 
 /* Eight numbers of front(x) at column c of a row; what they add to the sum of squares. */
 template <Front FRONT>
 __device__ inline uint4 front_pack(const Few &a, int row, int c, float *squares) {
-  int64_t width = FRONT == FRONT_SWIGLU ? 2 * static_cast<int64_t>(a.k) : a.k;
+  int64_t width = FRONT == FRONT_SWIGLU ? 2 * static_cast<int64_t>(a.w.k) : a.w.k;
   const bf16 *p = a.x + row * width + c;
   uint4 r;
   if constexpr (FRONT == FRONT_NONE) {
     r = *reinterpret_cast<const uint4 *>(p);
   } else {
-    Pack<bf16> x = pack_load(p), y = pack_load(FRONT == FRONT_SWIGLU ? p + a.k : a.norm + c);
+    Pack<bf16> x = pack_load(p), y = pack_load(FRONT == FRONT_SWIGLU ? p + a.w.k : a.norm + c);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       float v = x.v[i];
@@ -68,7 +59,7 @@ __device__ inline uint4 front_pack(const Few &a, int row, int c, float *squares)
 /* Columns [k0, k0 + share) of front(x) to shared memory, zeros where there is none; a warp has a
  * row at a time. squares[row]: of those columns. */
 template <Front FRONT, int ROWS>
-__device__ inline void stage_rows(const Few &a, int k0, bf16 *x_tile, float *squares) {
+__device__ inline void stage_rows(const Few &a, int k0, bf16 *x_tile, int stride, float *squares) {
   int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   constexpr int EACH = ROWS / WARPS;
   float sum[EACH] = {};
@@ -76,57 +67,16 @@ __device__ inline void stage_rows(const Few &a, int k0, bf16 *x_tile, float *squ
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
       int row = warp + i * WARPS;
-      bool exists = row < a.m && k0 + c < a.k;
+      bool exists = row < a.m && k0 + c < a.w.k;
       uint4 pack = make_uint4(0, 0, 0, 0);
       if (exists) pack = front_pack<FRONT>(a, row, k0 + c, &sum[i]);
-      *reinterpret_cast<uint4 *>(x_tile + row * (a.share + PAD) + c) = pack;
+      *reinterpret_cast<uint4 *>(x_tile + row * stride + c) = pack;
     }
   if constexpr (FRONT == FRONT_RMSNORM) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
       float all = warp_sum(sum[i]);
       if (lane == 0) squares[warp + i * WARPS] = all;
-    }
-  }
-}
-
-/* ---- W ---- */
-
-/* A warp's 16 rows of W in this block's share of k. */
-struct WeightRows {
-  const bf16 *top, *bottom; /* at this thread's place in a piece */
-  int left;                 /* numbers of k behind that place */
-};
-struct WeightPiece {
-  uint4 w[2][2]; /* [half][top, bottom] */
-};
-
-__device__ inline WeightPiece load_piece(const WeightRows &r, int at) {
-  WeightPiece p;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    int k = at + half * (PIECE / 2);
-    bool exists = k < r.left;
-    p.w[half][0] = exists ? load_once(r.top + k) : make_uint4(0, 0, 0, 0);
-    p.w[half][1] = exists ? load_once(r.bottom + k) : make_uint4(0, 0, 0, 0);
-  }
-  return p;
-}
-
-/* x: at this thread's place in the piece, in its row of the first eight. */
-template <int TILES>
-__device__ inline void multiply_piece(float (&sum)[TILES][4], const WeightPiece &p, const bf16 *x,
-                                      int stride) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    uint4 top = p.w[half][0], bottom = p.w[half][1];
-    const uint32_t first[4] = {top.x, bottom.x, top.y, bottom.y};
-    const uint32_t second[4] = {top.z, bottom.z, top.w, bottom.w};
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      uint4 b = *reinterpret_cast<const uint4 *>(x + 8 * t * stride + half * (PIECE / 2));
-      mma_bf16(sum[t], first, b.x, b.y);
-      mma_bf16(sum[t], second, b.z, b.w);
     }
   }
 }
@@ -156,63 +106,65 @@ __device__ inline float4 load_of_rank(const float *p, int rank) {
 }
 
 /* Four columns of a row of y, from the sums of all blocks. */
-template <Front FRONT, class Out>
+template <Front FRONT>
 __device__ inline void finish_pack(const Few &a, const float *part, const float *squares, int row,
-                                   int column, int first_column) {
+                                   int first_column) {
   float4 sum = make_float4(0, 0, 0, 0);
   float square = 0;
   for (int r = 0; r < a.cluster; r++) {
-    float4 x = load_of_rank(part + row * PART + column, r);
+    float4 x = load_of_rank(part + row * PART, r);
     sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
     if (FRONT == FRONT_RMSNORM) {
       float4 s = load_of_rank(squares + row / 4 * 4, r);
       square += row % 4 == 0 ? s.x : row % 4 == 1 ? s.y : row % 4 == 2 ? s.z : s.w;
     }
   }
-  float scale = FRONT == FRONT_RMSNORM ? rsqrtf(square / static_cast<float>(a.k) + a.eps) : 1;
+  float scale = FRONT == FRONT_RMSNORM ? rsqrtf(square / static_cast<float>(a.w.k) + a.eps) : 1;
   const float v[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    int at = first_column + column + i;
-    if (at >= a.n) break;
-    Out *y = static_cast<Out *>(a.y) + static_cast<int64_t>(row) * a.n + at;
+    int column = first_column + i;
+    if (column >= a.w.n) break;
+    int64_t at = static_cast<int64_t>(row) * a.w.n + column;
+    float *wide = static_cast<float *>(a.y) + at;
+    bf16 *narrow = static_cast<bf16 *>(a.y) + at;
     float total = scale * v[i];
-    if (a.bias) total += to_float(a.bias[at]);
-    if (a.add) total += to_float(*y);
-    *y = from_float<Out>(total);
+    if (a.bias) total += to_float(a.bias[column]);
+    if (a.add) total += a.y_f32 ? *wide : to_float(*narrow);
+    if (a.y_f32)
+      *wide = total;
+    else
+      *narrow = from_float<bf16>(total);
   }
 }
 
-template <Front FRONT, int TILES, class Out>
+template <class Rows, Front FRONT, int TILES>
 __global__ __launch_bounds__(THREADS, 2) void few_kernel(const __grid_constant__ Few a) {
   extern __shared__ __align__(16) unsigned char shared[];
-  constexpr int ROWS = 8 * TILES;
+  constexpr int ROWS = 8 * TILES, AHEAD = Rows::template AHEAD<TILES>;
   float *squares = reinterpret_cast<float *>(shared), *part = squares + ROWS;
   bf16 *x_tile = reinterpret_cast<bf16 *>(part); /* first x, then sums */
   int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   int rank = static_cast<int>(blockIdx.x) % a.cluster, k0 = rank * a.share;
   int first_column = static_cast<int>(blockIdx.x) / a.cluster * COLUMNS;
-  int own = lane % 4 * 8, top = first_column + warp * 16 + lane / 4; /* beyond W: its last row */
-  WeightRows rows = {a.w + static_cast<int64_t>(min(top, a.n - 1)) * a.k + k0 + own,
-                     a.w + static_cast<int64_t>(min(top + 8, a.n - 1)) * a.k + k0 + own,
-                     min(a.share, a.k - k0) - own};
-  WeightPiece ahead[AHEAD];
+  int own = lane % 4 * Rows::OWN, stride = a.share + Rows::PAD;
+  Rows rows(a.w, first_column + warp * 16 + lane / 4, k0 + own, min(a.share, a.w.k - k0) - own);
+  typename Rows::Piece ahead[AHEAD];
 #pragma unroll
-  for (int i = 0; i < AHEAD; i++) ahead[i] = load_piece(rows, i * PIECE);
+  for (int i = 0; i < AHEAD; i++) ahead[i] = rows.load(i * PIECE);
   wait_for_kernel_before();
   next_kernel_may_start();
-  stage_rows<FRONT, ROWS>(a, k0, x_tile, squares);
+  stage_rows<FRONT, ROWS>(a, k0, x_tile, stride, squares);
   __syncthreads();
 
-  int stride = a.share + PAD;
   const bf16 *x = x_tile + lane / 4 * stride + own;
   float sum[TILES][4] = {};
   for (int k = 0; k < a.share; k += AHEAD * PIECE)
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
       int at = k + i * PIECE;
-      if (at < a.share) multiply_piece<TILES>(sum, ahead[i], x + at, stride);
-      ahead[i] = load_piece(rows, at + AHEAD * PIECE);
+      if (at < a.share) Rows::template multiply<TILES>(sum, ahead[i], x + at, stride);
+      ahead[i] = rows.load(at + AHEAD * PIECE);
     }
 
   __syncthreads(); /* x's place is free */
@@ -222,42 +174,43 @@ __global__ __launch_bounds__(THREADS, 2) void few_kernel(const __grid_constant__
     for (int i = 0; i < 4; i++)
       part[(8 * t + lane % 4 * 2 + i % 2) * PART + warp * 16 + lane / 4 + i / 2 * 8] = sum[t][i];
   cluster_barrier();
-  int columns = COLUMNS / a.cluster; /* of this block, of the cluster's */
-  for (int i = static_cast<int>(threadIdx.x); i < a.m * columns / 4; i += THREADS)
-    finish_pack<FRONT, Out>(a, part, squares, i / (columns / 4),
-                            rank * columns + i % (columns / 4) * 4, first_column);
+  int packs = COLUMNS / a.cluster / 4; /* of this block, in a row of the cluster's sums */
+  for (int i = static_cast<int>(threadIdx.x); i < a.m * packs; i += THREADS) {
+    int column = (rank * packs + i % packs) * 4;
+    finish_pack<FRONT>(a, part + column, squares, i / packs, first_column + column);
+  }
   cluster_barrier(); /* nobody reads this block's sums any more */
 }
 
-template <Front FRONT, int TILES, class Out>
+template <class Rows, Front FRONT, int TILES>
 void launch(cudaStream_t stream, const Few &a) {
-  size_t x = sizeof(bf16) * 8 * TILES * static_cast<size_t>(a.share + PAD);
+  size_t x = sizeof(bf16) * 8 * TILES * static_cast<size_t>(a.share + Rows::PAD);
   size_t shared = sizeof(float) * 8 * TILES + std::max(x, sizeof(float) * 8 * TILES * PART);
-  auto kernel = few_kernel<FRONT, TILES, Out>;
+  auto kernel = few_kernel<Rows, FRONT, TILES>;
   chain_allow_shared(kernel, shared);
   if (a.cluster > PORTABLE_CLUSTER)
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  unsigned blocks = static_cast<unsigned>(cuda_ceil(a.n, COLUMNS) * a.cluster);
+  unsigned blocks = static_cast<unsigned>(cuda_ceil(a.w.n, COLUMNS) * a.cluster);
   chain_launch(stream, kernel, dim3(blocks), THREADS, shared, a.cluster, a);
 }
 
-template <Front FRONT, class Out>
+template <class Rows, Front FRONT>
 void launch_rows(cudaStream_t stream, const Few &a) {
   if (a.m <= 8)
-    launch<FRONT, 1, Out>(stream, a);
+    launch<Rows, FRONT, 1>(stream, a);
   else if (a.m <= 16)
-    launch<FRONT, 2, Out>(stream, a);
+    launch<Rows, FRONT, 2>(stream, a);
   else if (a.m <= 32)
-    launch<FRONT, 4, Out>(stream, a);
+    launch<Rows, FRONT, 4>(stream, a);
   else
-    launch<FRONT, 8, Out>(stream, a);
+    launch<Rows, FRONT, 8>(stream, a);
 }
 
-template <class Out>
+template <class Rows>
 void launch_front(cudaStream_t stream, const Few &a, Front front) {
-  if (front == FRONT_NONE) launch_rows<FRONT_NONE, Out>(stream, a);
-  if (front == FRONT_RMSNORM) launch_rows<FRONT_RMSNORM, Out>(stream, a);
-  if (front == FRONT_SWIGLU) launch_rows<FRONT_SWIGLU, Out>(stream, a);
+  if (front == FRONT_NONE) launch_rows<Rows, FRONT_NONE>(stream, a);
+  if (front == FRONT_RMSNORM) launch_rows<Rows, FRONT_RMSNORM>(stream, a);
+  if (front == FRONT_SWIGLU) launch_rows<Rows, FRONT_SWIGLU>(stream, a);
 }
 
 /* Enough blocks for the whole card, with shares of k that shared memory holds. By W alone. */
@@ -270,34 +223,46 @@ int cluster_of(int64_t n, int64_t k) {
   return cluster;
 }
 
-bool aligned(Tensor t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+bool aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace
 
 bool linear_few(Device *d, const Linear &l, Tensor x, Tensor y_MO) {
   int64_t m = x.dim[0], n = l.w_OK.dim[0], k = l.w_OK.dim[1];
-  if (cuda_of(d)->arch < 90 || x.dtype != DT_BF16 || m > LINEAR_FEW_ROWS || k % 8 != 0)
+  bool coded = l.codes.payload != nullptr;
+  if (cuda_of(d)->arch < 90 || x.dtype != DT_BF16 || k % (coded ? 16 : 8) != 0) return false;
+  if (m > LINEAR_FEW_ROWS || !aligned(x.data) || !aligned(coded ? l.codes.payload : l.w_OK.data))
     return false;
-  if (!aligned(x) || !aligned(l.w_OK) || (l.front == FRONT_RMSNORM && !aligned(l.norm_K)))
-    return false;
+  if (l.front == FRONT_RMSNORM && !aligned(l.norm_K.data)) return false;
   int cluster = cluster_of(n, k);
   int64_t share = cuda_ceil(cuda_ceil(k, cluster), PIECE) * PIECE;
-  if (share > MAX_SHARE || n > INT32_MAX / MAX_CLUSTER) return false;
+  if (k > LINEAR_FEW_MOST_K || share > MAX_SHARE || n > INT32_MAX / MAX_CLUSTER) return false;
   if (m == 0 || n == 0) return true;
   Few a = {};
   a.x = cuda_data<const bf16>(x);
   a.norm = cuda_data<const bf16>(l.norm_K);
-  a.w = cuda_data<const bf16>(l.w_OK);
   a.bias = cuda_data<const bf16>(l.bias_O);
+  a.w.rows = coded ? l.codes.payload : l.w_OK.data;
+  a.w.n = static_cast<int>(n);
+  a.w.k = static_cast<int>(k);
   a.y = y_MO.data;
   a.m = static_cast<int>(m);
-  a.n = static_cast<int>(n);
-  a.k = static_cast<int>(k);
   a.share = static_cast<int>(share);
   a.cluster = cluster;
   a.eps = l.eps;
   a.add = l.add;
-  cuda_by_type(y_MO.dtype,
-               [&](auto zero) { launch_front<decltype(zero)>(cuda_stream(d), a, l.front); });
+  a.y_f32 = y_MO.dtype == DT_F32;
+  if (!coded) {
+    launch_front<PlainRows>(cuda_stream(d), a, l.front);
+    return true;
+  }
+  a.w.scales = l.codes.scales;
+  a.w.block = l.format.block;
+  a.w.blocks = static_cast<int>(wire_row_blocks(l.format, k));
+  a.w.scales_bf16 = l.format.scale == DT_BF16;
+  if (l.format.kind == WIRE_INT8)
+    launch_front<CodeRows<WIRE_INT8>>(cuda_stream(d), a, l.front);
+  else
+    launch_front<CodeRows<WIRE_FP8>>(cuda_stream(d), a, l.front);
   return true;
 }

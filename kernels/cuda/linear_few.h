@@ -4,10 +4,10 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { LINEAR_FEW_ROWS = 64 };
+enum { LINEAR_FEW_ROWS = 64, LINEAR_FEW_MOST_K = 16 * 768 };
 
 /* Queues it; false, having done nothing, where it is for others: more rows, another type, rows that
- * do not lie on 16 bytes, a card without clusters. Shapes are checked. */
+ * do not lie on 16 bytes, more inputs, a card without clusters. Shapes are checked. */
 bool linear_few(Device *d, const Linear &l, Tensor x, Tensor y_MO);
 
 #endif
