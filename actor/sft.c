@@ -53,6 +53,7 @@ static void sft_pass(Model *m, const SftBatch *b, int micro_tokens, bool train, 
     SftPass pass = {.weight = 1.0 / (double)out->loss_tokens};
     BatchPlan plan = plan_batches(lengths, NULL, b->n_seqs, g->rank, g->world, micro_tokens);
     for (int i = 0; i < plan.n_micro; i++) {
+      if (train && i == plan.n_micro - 1) zeropp_last_micro(model_zero(m));
       Pack p = pack_examples(b, &plan.micro[i]);
       if (train)
         model_train_lm(m, p.batch, p.n_rows, p.rows, p.targets, 1.0f, false, sft_rows, &pass);

@@ -84,6 +84,7 @@ int critic_update(Model *m, const Rollout *ro, const int32_t *ids, int n, float 
                       .shift = returns.error_mean};
     zeropp_zero_grad(model_zero(m));
     for (int i = 0; i < mb.plan.n_micro; i++) {
+      if (i == mb.plan.n_micro - 1) zeropp_last_micro(model_zero(m));
       Pack p = pack_targets(ro->offsets, ro->tokens, ro->prompt_len, &mb.plan.micro[i]);
       pass.index = p.index;
       model_train_values(m, p.batch, p.n_rows, p.rows, value_rows, &pass);

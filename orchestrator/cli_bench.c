@@ -46,7 +46,8 @@ const Command command_bench = {
         "  hpz     a whole copy in each node, refreshed once a step\n"
         "  qgz     gradients travel in int4, summed in two hops\n"
         "  all     the three together\n"
-        "  all-ef  the three, with error feedback on the gradients",
+        "  all-ef  the three, with error feedback on the gradients\n"
+        "  delta   all, but of the weights only those that changed, in 16 bits: for small --lr",
     .min_operands = 1,
     .max_operands = 1,
     .options =
@@ -72,6 +73,7 @@ const Command command_bench = {
          {"--recompute", OPT_TEXT, "HOW", "none, selective, full; train: auto, by memory",
           .dflt = "none"},
          {"--stage", OPT_INT, "N", "train: what is sharded, 0 to 3", 0, 3, .dflt = "3"},
+         {"--lr", OPT_FLOAT, "X", "learning rate; PPO's are near 1e-6", 0, 1, .dflt = "1e-3"},
          {"--gradients", OPT_TEXT, "NAME", "train: of the owners' sums, float32 or bfloat16",
           .dflt = "float32"},
          {"--offload", OPT_TEXT, "WHAT", "train: off, or optimizer: its state lies in the host",

@@ -21,6 +21,7 @@ typedef struct BenchRig {
   Grid *grid;
   Device *device;
   DType compute;
+  double lr;
 } BenchRig;
 CliResult bench_rig_open(BenchRig *r, const Args *a, Error *err);
 void bench_rig_close(BenchRig *r);
@@ -45,7 +46,7 @@ typedef struct StepLoss {
 } StepLoss;
 /* Forward, loss, backward. */
 void bench_micro_batch(Model *m, const Tokens *t, StepLoss *l);
-AdamW bench_adamw(void);
+AdamW bench_adamw(double lr);
 
 typedef struct Count {
   double seconds, intra, inter, hidden, exposed;
@@ -72,6 +73,7 @@ typedef struct BenchPlan {
   Grid *grid;
   Device *device;
   DType compute;
+  double lr;
 } BenchPlan;
 
 /* Of one step, over all ranks. */

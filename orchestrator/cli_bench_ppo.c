@@ -103,8 +103,7 @@ static void logprobs(const PpoBench *b, Model *m, const BatchPlan *plan, Rollout
 
 static void run_part(PpoBench *b, Part part, const BatchPlan *plan, Rollout *ro) {
   const PolicyLoss loss = {.clip_low = 0.2F, .clip_high = 0.2F, .kl_kind = KL_K1, .temperature = 1};
-  AdamW opt = bench_adamw();
-  opt.lr = 1e-6F;
+  AdamW opt = bench_adamw(1e-6);
   PolicyStats policy;
   ValueStats value;
   ShapeStats shaped;

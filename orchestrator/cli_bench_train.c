@@ -23,6 +23,7 @@ static double train_step(Model *m, const TrainPlan *p, const Tokens *micro, doub
   double start = clock_seconds(), forward = 0, begun = start;
   zeropp_zero_grad(model_zero(m));
   for (int k = 0; k < p->micro_batches; k++) {
+    if (k == p->micro_batches - 1) zeropp_last_micro(model_zero(m));
     bench_micro_batch(m, &micro[k], &l);
     if (k == 0 && reached) *reached = l.reached;
     forward += l.reached - begun;
@@ -30,7 +31,7 @@ static double train_step(Model *m, const TrainPlan *p, const Tokens *micro, doub
     begun = clock_seconds();
   }
   double trained = clock_seconds();
-  zeropp_step(model_zero(m), bench_adamw(), 1.0F);
+  zeropp_step(model_zero(m), bench_adamw(p->rig.lr), 1.0F);
   if (!apart) return l.sum * l.weight;
   device_sync(model_device(m));
   apart[FORWARD] = forward;

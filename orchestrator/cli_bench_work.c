@@ -15,7 +15,7 @@ void bench_give(void *ctx, void *p) { device_free(ctx, p); }
 
 CliResult bench_rig_open(BenchRig *r, const Args *a, Error *err) {
   const char *device, *precision;
-  *r = (BenchRig){0};
+  *r = (BenchRig){.lr = args_float(a, "--lr")};
   if (args_device(a, &device, &precision, err)) return CLI_USAGE;
   r->grid = grid_create((int)args_int(a, "--ranks-per-node"), err);
   if (!r->grid) return CLI_FAILED;
@@ -136,8 +136,8 @@ void bench_micro_batch(Model *m, const Tokens *t, StepLoss *l) {
   model_train_lm(m, b, t->n_rows, t->rows, t->targets, 1.0F, false, loss_rows, l);
 }
 
-AdamW bench_adamw(void) {
-  return (AdamW){.lr = 1e-3F, .beta1 = 0.9F, .beta2 = 0.95F, .eps = 1e-8F};
+AdamW bench_adamw(double lr) {
+  return (AdamW){.lr = (float)lr, .beta1 = 0.9F, .beta2 = 0.95F, .eps = 1e-8F};
 }
 
 Count count_now(void) {

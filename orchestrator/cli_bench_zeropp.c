@@ -18,8 +18,11 @@ static double train_step(Model *m, const BenchPlan *p, const Tokens *micro) {
   double rows = (double)micro[0].n_rows * p->micro_batches * p->grid->world;
   StepLoss l = {.weight = 1 / rows};
   zeropp_zero_grad(model_zero(m));
-  for (int k = 0; k < p->micro_batches; k++) bench_micro_batch(m, &micro[k], &l);
-  zeropp_step(model_zero(m), bench_adamw(), 1.0F);
+  for (int k = 0; k < p->micro_batches; k++) {
+    if (k == p->micro_batches - 1) zeropp_last_micro(model_zero(m));
+    bench_micro_batch(m, &micro[k], &l);
+  }
+  zeropp_step(model_zero(m), bench_adamw(p->lr), 1.0F);
   return l.sum * l.weight;
 }
 
@@ -93,6 +96,7 @@ CliResult bench_zeropp(const Args *a, Error *err) {
   p.grid = rig.grid;
   p.device = rig.device;
   p.compute = rig.compute;
+  p.lr = rig.lr;
   if (rc == 0)
     rc = comm_agree(p.grid->all, bench_model(args_text(a, "--model"), &p.model, &p.config, err),
                     err);

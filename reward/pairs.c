@@ -69,6 +69,7 @@ static void pair_pass(Model *m, const PairBatch *b, int micro_tokens, bool train
   PairPass pass = {.batch = b, .scores = mem_zalloc(2 * (size_t)b->n_pairs, sizeof(double))};
   BatchPlan plan = plan_pairs(lengths, NULL, b->n_pairs, g->rank, g->world, micro_tokens);
   for (int i = 0; i < plan.n_micro; i++) {
+    if (train && i == plan.n_micro - 1) zeropp_last_micro(model_zero(m));
     Pack p = pack_last(b->offsets, b->tokens, &plan.micro[i]);
     pass.ids = plan.micro[i].ids;
     if (train)

@@ -49,10 +49,10 @@ run bench ppo --model tiny.json --prompts 3 --prompt-length 9 --answer-length 7 
 ok "an iteration of PPO, phase by phase" eval "grep -q '^critic update ' out && grep -q '^iteration ' out"
 
 bench 4 --ranks-per-node 2
-ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef) ' out)" = 6
+ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef|delta) ' out)" = 7
 bench 4 --ranks-per-node 2 --json
 cp out json
-is "one object per mode" "$(grep -oE '"mode":"[^"]*"' json | cut -d'"' -f4 | paste -sd' ')" "zero3 qwz hpz qgz all all-ef"
+is "one object per mode" "$(grep -oE '"mode":"[^"]*"' json | cut -d'"' -f4 | paste -sd' ')" "zero3 qwz hpz qgz all all-ef delta"
 
 # Of the units, the embedding (1 % here) is gathered once less than the blocks; small sums add a little.
 ok "stage 3 moves 3 M between nodes: $(value zero3 inter_units)" between "$(value zero3 inter_units)" 2.95 3.02
