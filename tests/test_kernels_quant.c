@@ -376,6 +376,51 @@ static void threads_change_no_bit(void **state) {
   free(y);
 }
 
+/* Spans that no cache holds are written past it where lines are whole: the same bits as their
+ * parts. Memory of the device starts where a line does. */
+static WireData wire_of_lines(Device *d, WireFormat f, WireSpan s, int n) {
+  size_t scales = wire_scale_bytes(f, s), stride = scales + wire_payload_bytes(f, s);
+  char *p = device_alloc(d, stride * (size_t)n);
+  assert_int_equal(scales % 64, 0);
+  return (WireData){p, p + scales, n, stride};
+}
+
+static void large_spans_are_their_parts(void **state) {
+  (void)state;
+  enum { WIDTH = 4096, ROWS = 1025, N = WIDTH * ROWS, HALF = WIDTH * (ROWS / 2), SOURCES = 2 };
+  Device *d = open_cpu(2);
+  float *x = device_alloc(d, N * sizeof *x), *y = device_alloc(d, N * sizeof *y);
+  for (WireKind k = WIRE_BF16; k <= WIRE_FP8; k++) {
+    WireFormat f = {k, 256, DT_F32};
+    WireSpan whole = {WIDTH, 0, N}, first = {WIDTH, 0, HALF}, second = {WIDTH, HALF, N - HALF};
+    WireData from = wire_of_lines(d, f, whole, SOURCES), a = wire_of_lines(d, f, whole, 1);
+    WireData b = wire_of_lines(d, f, whole, 1), from2 = from, b2 = b;
+    for (int r = 0; r < SOURCES; r++) {
+      for (int i = 0; i < N; i++)
+        x[i] = i < 10007 ? rng_normal((uint64_t)r, 3, (uint64_t)i) : x[i - 10007];
+      quantize(d, f, whole, x, wire_nth(from, r));
+    }
+    size_t scales = wire_scale_bytes(f, first), payload = wire_payload_bytes(f, first);
+    from2.scales = (char *)from.scales + scales, from2.payload = (char *)from.payload + payload;
+    b2.scales = (char *)b.scales + scales, b2.payload = (char *)b.payload + payload;
+    requantize(d, f, whole, from, f, a);
+    requantize(d, f, first, from, f, b);
+    requantize(d, f, second, from2, f, b2);
+    assert_same_wire(f, whole, a, b);
+    from.n = from2.n = 1;
+    dequantize(d, f, whole, from, false, x);
+    dequantize(d, f, first, from, false, y);
+    dequantize(d, f, second, from2, false, y + HALF);
+    assert_same_bits("large", x, y, N);
+    device_free(d, from.scales);
+    device_free(d, a.scales);
+    device_free(d, b.scales);
+  }
+  device_free(d, x);
+  device_free(d, y);
+  device_close(d);
+}
+
 /* ---- error feedback ---- */
 
 /* With e = decay e + (1 - decay) (h - got), the sum of what arrived is the sum of what was put in,
@@ -478,6 +523,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(padding_never_sets_a_scale),
     cmocka_unit_test(sums_are_in_order_and_one_pass_is_two),
     cmocka_unit_test(threads_change_no_bit),
+    cmocka_unit_test(large_spans_are_their_parts),
     cmocka_unit_test(feedback_gives_back_what_was_lost),
     cmocka_unit_test(feedback_forgets_what_is_not_a_number),
     cmocka_unit_test(blocks_beat_one_scale_per_tensor),

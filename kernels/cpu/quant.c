@@ -16,7 +16,7 @@
 
 enum {
   RUN = 128,       /* blocks that a thread walks at a time */
-  LARGE = 1 << 22, /* elements whose codes are no longer in the cache when they are sent */
+  LARGE = 1 << 22, /* elements that no cache holds till they are read again */
   AHEAD = 1024     /* floats that are asked for before they are needed */
 };
 
@@ -78,10 +78,12 @@ static void encode_block(WireKind kind, const float *x, int64_t n, float inverse
 }
 
 static void decode_block(WireKind kind, const void *in, int64_t n, float scale, bool add,
-                         float *y) {
+                         bool past_cache, float *y) {
+  (void)past_cache;
 #ifdef QUANT_WIDE
   if (is_wide(kind, n)) {
-    decode_block_wide(kind, in, n, scale, add, y);
+    bool lines = past_cache && (uintptr_t)y % 64 == 0;
+    decode_block_wide(kind, in, n, scale, add, lines, y);
     return;
   }
 #endif
@@ -205,6 +207,13 @@ static void encode_codes(WireFormat f, const Place *p, const float *x, float sca
   encode_block(f.kind, isnan(scale) ? zeros : x, p->n, inverse, payload_of(f.kind, to, p));
 }
 
+/* Behind blocks that were written past the cache: other threads see them now. */
+static void fence(void) {
+#ifdef QUANT_WIDE
+  _mm_sfence();
+#endif
+}
+
 /* Where source r of a block lies, and its scale. */
 static const uint8_t *source(WireFormat f, const Place *p, const WireData *from, int r,
                              float *scale) {
@@ -214,13 +223,15 @@ static const uint8_t *source(WireFormat f, const Place *p, const WireData *from,
   return (const uint8_t *)payload_of(f.kind, from, p) + skip;
 }
 
-static void decode(WireFormat f, const Place *p, const WireData *from, bool add, float *y) {
+/* past_cache: y is read much later, if the cache would hold it at all. */
+static void decode(WireFormat f, const Place *p, const WireData *from, bool add, bool past_cache,
+                   float *y) {
   const uint8_t *in[FOUR];
   float scale[FOUR];
   int r = 0;
   if (!add && from->n < FOUR) {
     in[0] = source(f, p, from, 0, scale);
-    decode_block(f.kind, in[0], p->n, scale[0], false, y);
+    decode_block(f.kind, in[0], p->n, scale[0], false, past_cache && from->n == 1, y);
     r = 1;
   }
   for (; r + FOUR <= from->n; r += FOUR) {
@@ -229,7 +240,7 @@ static void decode(WireFormat f, const Place *p, const WireData *from, bool add,
   }
   for (; r < from->n; r++) {
     in[0] = source(f, p, from, r, scale);
-    decode_block(f.kind, in[0], p->n, scale[0], true, y);
+    decode_block(f.kind, in[0], p->n, scale[0], true, false, y);
   }
 }
 
@@ -292,7 +303,8 @@ static void dequantize_part(Device *d, WireFormat f, const WirePart *part, bool 
   for (int64_t run = 0; run < w.blocks; run += RUN) {
     Place p = walk_start(&w, run);
     for (int64_t end = min_i64(w.blocks, run + RUN); p.i < end; walk_next(&w, &p))
-      decode(f, &p, &from, add, tensor_f32(y) + p.at);
+      decode(f, &p, &from, add, s.count > LARGE, tensor_f32(y) + p.at);
+    if (s.count > LARGE) fence();
   }
 }
 
@@ -343,7 +355,7 @@ static void requantize_part(Device *d, WireFormat f, WireFormat f_to, const Wire
         continue;
       }
       bool is_sum = f_to.kind == WIRE_F32 && !e.error.data;
-      decode(f, &p, &from, false, is_sum ? (float *)payload_of(WIRE_F32, &to, &p) : sum);
+      decode(f, &p, &from, false, false, is_sum ? (float *)payload_of(WIRE_F32, &to, &p) : sum);
       if (e.error.data)
         encode_with_error(f_to, &p, sum, e, &to);
       else if (!is_sum)

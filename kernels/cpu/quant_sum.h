@@ -93,23 +93,9 @@ ALWAYS __m512i integer_wide(__m512 x, __m512 inverse, float bias) {
   return _mm512_castps_si512(_mm512_fmadd_ps(x, inverse, _mm512_set1_ps(12582912.0f + bias)));
 }
 
-/* fp8_wide of at most 448 (1 + 2^-8), in the low byte: that rounds to 448 too. */
-ALWAYS __m512i fp8_byte(__m512 x) {
-  const __m512 magic = _mm512_set1_ps(12582912.0f);
-  __m512i u = _mm512_castps_si512(x), m = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
-  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(m, 20), _mm512_set1_epi32(1));
-  __m512i code = _mm512_add_epi32(m, _mm512_set1_epi32(0x7ffff - (120 << 23)));
-  code = _mm512_srli_epi32(_mm512_add_epi32(code, odd), 20);
-  __m512 small = _mm512_fmadd_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(512), magic);
-  __mmask16 is_small = _mm512_cmplt_epu32_mask(m, _mm512_castps_si512(_mm512_set1_ps(0.015625f)));
-  code = _mm512_mask_mov_epi32(code, is_small, _mm512_castps_si512(small));
-  enum { A_OR_B_AND_C = 0xf8 };
-  return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80),
-                                   A_OR_B_AND_C);
-}
-
 ALWAYS __m512i sum_code(WireKind kind, __m512 x, __m512 inverse) {
-  if (kind == WIRE_FP8) return fp8_byte(_mm512_mul_ps(x, inverse));
+  __m512 y = _mm512_mul_ps(x, inverse);
+  if (kind == WIRE_FP8) return fp8_of(y, magnitude_of(y));
   return integer_wide(x, inverse, kind == WIRE_INT4 ? 8 : 0);
 }
 

@@ -61,22 +61,31 @@ ALWAYS __m512 decode_one(__m512 code, __m512 scale, bool add, const float *y) {
   return add ? _mm512_fmadd_ps(code, scale, _mm512_loadu_ps(y)) : _mm512_mul_ps(code, scale);
 }
 
+/* past_cache: a whole line that is written without being read. */
+ALWAYS void put_floats(float *y, __m512 x, bool past_cache) {
+  if (past_cache)
+    _mm512_stream_ps(y, x);
+  else
+    _mm512_storeu_ps(y, x);
+}
+
 /* The halves of an int4 block come one after the other, so that y is written in order: two streams
  * of whole lines take twice the time of one. */
 ALWAYS void decode_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, bool add,
-                        float *y) {
+                        bool past_cache, float *y) {
   const __m512 s = _mm512_set1_ps(pair_scale(kind, scale));
   int64_t bytes = step_bytes(kind), floats = step_floats(kind), apart = pair_apart(kind, n);
   for (int64_t i = 0; i < n / STEP; i++) {
     float *low = y + i * floats;
     Pair p = load_pair(kind, in + i * bytes);
-    _mm512_storeu_ps(low, decode_one(p.low, s, add, low));
-    if (kind != WIRE_INT4) _mm512_storeu_ps(low + apart, decode_one(p.high, s, add, low + apart));
+    put_floats(low, decode_one(p.low, s, add, low), past_cache);
+    if (kind != WIRE_INT4)
+      put_floats(low + apart, decode_one(p.high, s, add, low + apart), past_cache);
   }
   for (int64_t i = 0; kind == WIRE_INT4 && i < n / STEP; i++) {
     float *high = y + apart + i * floats;
     Pair p = load_pair(kind, in + i * bytes);
-    _mm512_storeu_ps(high, decode_one(p.high, s, add, high));
+    put_floats(high, decode_one(p.high, s, add, high), past_cache);
   }
 }
 
@@ -134,21 +143,25 @@ ALWAYS __m512i nearest_wide(const float *x, __m512 inverse, int most) {
   return _mm512_max_epi32(_mm512_min_epi32(t, _mm512_set1_epi32(most)), _mm512_set1_epi32(-most));
 }
 
-ALWAYS __m512i fp8_wide(__m512 x) {
+/* The e4m3 of x, which has magnitude m (at most 448 once rounded), in the low byte. */
+ALWAYS __m512i fp8_of(__m512 x, __m512i m) {
   const __m512 magic = _mm512_set1_ps(12582912.0f);
-  __m512i u = _mm512_castps_si512(x);
-  __m512i m = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
-  m = _mm512_min_epu32(m, _mm512_castps_si512(_mm512_set1_ps(448)));
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(m, 20), _mm512_set1_epi32(1));
-  __m512i code =
-      _mm512_add_epi32(_mm512_add_epi32(m, odd), _mm512_set1_epi32(0x7ffff - (120 << 23)));
-  code = _mm512_srli_epi32(code, 20);
-  __m512i small =
-      _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(512), magic));
+  __m512i code = _mm512_add_epi32(m, _mm512_set1_epi32(0x7ffff - (120 << 23)));
+  code = _mm512_srli_epi32(_mm512_add_epi32(code, odd), 20);
+  __m512 small = _mm512_fmadd_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(512), magic);
   __mmask16 is_small = _mm512_cmplt_epu32_mask(m, _mm512_castps_si512(_mm512_set1_ps(0.015625f)));
-  code = _mm512_mask_sub_epi32(code, is_small, small, _mm512_castps_si512(magic));
-  __m512i sign = _mm512_srli_epi32(_mm512_and_si512(u, _mm512_set1_epi32(INT32_MIN)), 24);
-  return _mm512_or_si512(code, sign);
+  code = _mm512_mask_mov_epi32(code, is_small, _mm512_castps_si512(small));
+  enum { A_OR_B_AND_C = 0xf8 };
+  return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(_mm512_castps_si512(x), 24),
+                                   _mm512_set1_epi32(0x80), A_OR_B_AND_C);
+}
+ALWAYS __m512i magnitude_of(__m512 x) {
+  return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+ALWAYS __m512i fp8_wide(__m512 x) {
+  __m512i most = _mm512_castps_si512(_mm512_set1_ps(448));
+  return fp8_of(x, _mm512_min_epu32(magnitude_of(x), most));
 }
 
 ALWAYS __m256i bf16_wide(__m512 x) {
@@ -234,11 +247,11 @@ static void encode_block_wide(WireKind kind, const float *x, int64_t n, float in
 }
 
 static void decode_block_wide(WireKind kind, const void *in, int64_t n, float scale, bool add,
-                              float *y) {
-  if (kind == WIRE_INT8) decode_wide(WIRE_INT8, in, n, scale, add, y);
-  if (kind == WIRE_INT4) decode_wide(WIRE_INT4, in, n, scale, add, y);
-  if (kind == WIRE_FP8) decode_wide(WIRE_FP8, in, n, scale, add, y);
-  if (kind == WIRE_BF16) decode_wide(WIRE_BF16, in, n, scale, add, y);
+                              bool past_cache, float *y) {
+  if (kind == WIRE_INT8) decode_wide(WIRE_INT8, in, n, scale, add, past_cache, y);
+  if (kind == WIRE_INT4) decode_wide(WIRE_INT4, in, n, scale, add, past_cache, y);
+  if (kind == WIRE_FP8) decode_wide(WIRE_FP8, in, n, scale, add, past_cache, y);
+  if (kind == WIRE_BF16) decode_wide(WIRE_BF16, in, n, scale, add, past_cache, y);
 }
 
 static void decode_four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
