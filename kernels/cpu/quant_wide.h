@@ -143,15 +143,15 @@ ALWAYS __m512i nearest_wide(const float *x, __m512 inverse, int most) {
   return _mm512_max_epi32(_mm512_min_epi32(t, _mm512_set1_epi32(most)), _mm512_set1_epi32(-most));
 }
 
-/* The e4m3 of x, which has magnitude m (at most 448 once rounded), in the low byte. */
+/* The e4m3 of x, which has magnitude m (at most 448 once rounded), in the low byte. Added to
+ * 2^(20 + its exponent, at least -6) m is rounded to eighths of its power of two, which then are
+ * counted by the last bits; 56 in front makes up for the exponent's bias, modulo 256. */
 ALWAYS __m512i fp8_of(__m512 x, __m512i m) {
-  const __m512 magic = _mm512_set1_ps(12582912.0f);
-  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(m, 20), _mm512_set1_epi32(1));
-  __m512i code = _mm512_add_epi32(m, _mm512_set1_epi32(0x7ffff - (120 << 23)));
-  code = _mm512_srli_epi32(_mm512_add_epi32(code, odd), 20);
-  __m512 small = _mm512_fmadd_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(512), magic);
-  __mmask16 is_small = _mm512_cmplt_epu32_mask(m, _mm512_castps_si512(_mm512_set1_ps(0.015625f)));
-  code = _mm512_mask_mov_epi32(code, is_small, _mm512_castps_si512(small));
+  __m512i least = _mm512_castps_si512(_mm512_set1_ps(0.015625f));
+  __m512i power = _mm512_max_epu32(_mm512_and_si512(m, _mm512_set1_epi32(0x7f800000)), least);
+  __m512 large = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32((20 << 23) + 56)));
+  __m512i eighths = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(m), large));
+  __m512i code = _mm512_add_epi32(eighths, _mm512_srli_epi32(power, 20));
   enum { A_OR_B_AND_C = 0xf8 };
   return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(_mm512_castps_si512(x), 24),
                                    _mm512_set1_epi32(0x80), A_OR_B_AND_C);
