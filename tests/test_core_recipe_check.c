@@ -302,6 +302,14 @@ static void sharding(void **state) {
        "--set zeropp.hpz=quantized: zeropp.hpz: found quantized with zeropp.qwz off; expected on, "
        "or "
        "qwz"},
+      {{"zeropp.hpz=on", "zeropp.refresh=delta"}, NULL},
+      {{"zeropp.refresh=delta"},
+       "--set zeropp.refresh=delta: zeropp.refresh: found delta with zeropp.hpz off; expected "
+       "dense, "
+       "or hpz on"},
+      {{"zeropp={qwz: int8, hpz: on}", "zeropp.refresh=delta"},
+       "--set zeropp.refresh=delta: zeropp.refresh: found delta with zeropp.qwz int8; expected "
+       "dense, or qwz off"},
       {{"zeropp.error_feedback=true"},
        "--set zeropp.error_feedback=true: zeropp.error_feedback: found true with zeropp.qgz off, "
        "which loses nothing; expected false, or qgz"},

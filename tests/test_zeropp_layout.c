@@ -151,7 +151,76 @@ static void memory_is_planned_for_the_fullest_rank(void **state) {
     }
 }
 
+/* What a device or a number of ranks does not do is refused by the recipe's key. */
+static void refusals_name_the_key(void **state) {
+  (void)state;
+  const ZeroPPConfig plain = {.stage = 3, .trainable = true};
+  ZeroPPConfig half = plain, sums = plain, away = plain, delta = plain;
+  half.compute = sums.gradients = DT_BF16;
+  away.offload = delta.delta = true;
+  delta.hpz = HPZ_ON;
+  const struct {
+    ZeroPPConfig cfg;
+    DeviceKind device;
+    int world;
+    const char *says; /* NULL: fine */
+  } cases[] = {
+      {plain, DEVICE_CPU, 1, NULL},
+      {half, DEVICE_CPU, 1, "run.precision"},
+      {half, DEVICE_CUDA, 1, NULL},
+      {sums, DEVICE_CPU, 2, "zeropp.gradients"},
+      {sums, DEVICE_CUDA, 1, "one rank"},
+      {sums, DEVICE_CUDA, 2, NULL},
+      {away, DEVICE_CPU, 1, "zeropp.offload"},
+      {away, DEVICE_CUDA, 1, NULL},
+      {delta, DEVICE_CPU, 2, "zeropp.refresh"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Error err = {""};
+    int rc = zeropp_check(&cases[i].cfg, cases[i].device, cases[i].world, &err);
+    assert_int_equal(rc, cases[i].says ? -1 : 0);
+    if (cases[i].says && !strstr(err.msg, cases[i].says)) fail_msg("%s", err.msg);
+  }
+}
+
+/* What GPUs keep and what they do not, by arithmetic. */
+static void the_plan_follows_the_types(void **state) {
+  (void)state;
+  ParamSpec specs[4];
+  uint64_t numel = 0;
+  for (int u = 0; u < 4; u++) {
+    specs[u] = (ParamSpec){.unit = u, .ndim = 2, .dim = {64, 128}};
+    snprintf(specs[u].name, sizeof specs[u].name, "%d", u);
+    numel += 64 * 128;
+  }
+  ZeroPPConfig c = {.stage = 3, .trainable = true, .compute = DT_BF16};
+  ZeroPPMemory one = zeropp_memory(&c, specs, 4, 1, 1, false);
+  assert_int_equal(one.master, 4 * numel);
+  assert_int_equal(one.moments, 8 * numel);
+  assert_int_equal(one.full_units,
+                   2 * numel); /* that AdamW writes, and nothing that comes and goes */
+  c.offload = true;
+  ZeroPPMemory away = zeropp_memory(&c, specs, 4, 1, 1, false);
+  assert_true(away.master == 0 && away.moments == 0);
+  assert_int_equal(away.host, 12 * numel);
+  assert_int_equal(away.full_units, one.full_units);
+  c.offload = false;
+  c.gradients = DT_BF16;
+  ZeroPPMemory two = zeropp_memory(&c, specs, 4, 1, 2, false);
+  assert_int_equal(two.gradients, numel); /* 2 bytes, by two ranks */
+  /* Two full gradients, one full weight and another beside, one reduction in 4 bytes each way. */
+  uint64_t unit = 64 * 128;
+  assert_int_equal(two.full_units, 2 * 4 * unit + 2 * 2 * unit + 2 * 4 * unit);
+  c.trainable = false;
+  c.gradients = DT_F32;
+  ZeroPPMemory frozen = zeropp_memory(&c, specs, 4, 1, 1, false);
+  assert_true(frozen.master == 0 && frozen.moments == 0 && frozen.gradients == 0);
+  assert_int_equal(frozen.full_units, 2 * numel);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(refusals_name_the_key),
+    cmocka_unit_test(the_plan_follows_the_types),
     cmocka_unit_test(every_element_has_one_owner),
     cmocka_unit_test(blocks_have_one_owner),
     cmocka_unit_test(large_sizes_do_not_overflow),
