@@ -1,4 +1,5 @@
-/* Rates of the wire formats beside the machine's copy rate, bytes read and written counted alike.
+/* Rates of the wire formats beside the machine's copy rate, bytes read and written counted alike,
+ * and of deltas, bytes read counted once.
  * usage: bench_quant [threads [block [width]]]. Figures are the best of several runs. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +56,7 @@ static void report(Bench *b, const char *format, const char *what, Work work, do
     t = clock_seconds() - t;
     if (t < best) best = t;
   }
-  printf("%-5s %-24s %8.1f us %7.1f GB/s %6.1f %% of copy\n", format, what, best * 1e6,
+  printf("%-5s %-28s %8.1f us %7.1f GB/s %6.1f %% of copy\n", format, what, best * 1e6,
          bytes / best * 1e-9, 100 * bytes / best / b->copy_bytes);
 }
 
@@ -101,6 +102,48 @@ static void bench_format(Bench *b, const char *name) {
   device_free(b->d, b->out.scales);
 }
 
+/* ---- deltas of weights of which one in a hundred changes, there and back ---- */
+
+typedef struct DeltaBench {
+  Tensor now[2], last;
+  DeltaPart part;
+  DeltaSize size;
+  int turn;
+} DeltaBench;
+
+static DeltaBench delta;
+
+static void encode(Bench *b) {
+  delta.turn = 1 - delta.turn;
+  delta.part.now = delta.now[delta.turn];
+  b->ops->delta_encode(b->d, 1, &delta.part, &delta.size);
+}
+static void apply(Bench *b) { b->ops->delta_apply(b->d, 1, &delta.part); }
+
+static void bench_delta(Bench *b) {
+  enum { SHARE = 100 };
+  size_t room = 2UL * COUNT;
+  float *other = device_alloc(b->d, 4UL * COUNT);
+  fill_x(b, 1);
+  for (int i = 0; i < COUNT; i++) {
+    bool changes = rng_uniform(3, 0, (uint64_t)i) * SHARE < 1;
+    other[i] = tensor_f32(b->x)[i] * (changes ? 1.008f : 1); /* a step of BF16, or two */
+  }
+  delta = (DeltaBench){.now = {b->x, tensor_1d(other, DT_F32, COUNT)}};
+  delta.last = tensor_1d(device_alloc(b->d, 2UL * COUNT), DT_BF16, COUNT);
+  device_zero(b->d, delta.last.data, 2UL * COUNT);
+  delta.part = (DeltaPart){.last = delta.last, .wire = device_alloc(b->d, room), .room = room};
+  encode(b); /* the first has everything to say */
+  encode(b);
+  double wire = (double)delta.size.bytes;
+  report(b, "delta", "encode, 1 % changes", encode, 6.0 * COUNT);
+  delta.part.room = delta.size.bytes;
+  report(b, "delta", "apply (of all that is there)", apply, 2.0 * COUNT + wire);
+  device_free(b->d, other);
+  device_free(b->d, delta.last.data);
+  device_free(b->d, delta.part.wire);
+}
+
 int main(int argc, char **argv) {
   static const char *const names[] = {"f32", "bf16", "int8", "int4", "fp8"};
   Error err = {""};
@@ -119,6 +162,7 @@ int main(int argc, char **argv) {
     b.format = (WireFormat){k, block, DT_F32};
     bench_format(&b, names[k]);
   }
+  bench_delta(&b);
   device_free(b.d, b.x.data);
   device_free(b.d, b.error.data);
   device_close(b.d);
