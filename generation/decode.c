@@ -1,62 +1,16 @@
-/* Prefill, decode and sampling; see decode.h.
+/* Decoding and sampling; see decode.h. Prefill is in prefill.c, steps without the host in burst.c.
  *
  * The random number of a token is a pure function of (seed, step, prompt id, sample id, position):
  * neither the batch nor the rank has a part in it. */
-#include "generation/decode.h"
-
 #include <math.h>
 #include <stdlib.h>
 
 #include "core/rng.h"
+#include "generation/decode_internal.h"
 
-struct Decoder {
-  Model *model;
-  const Ops *ops;
-  Device *device;
-  AttnShape shape;
-  const GenParams *params;
-  Scheduler *sched;
-  int vocab;
-
-  /* The step being made, on the host. */
-  int n_tokens, n_segments, n_copies;
-  int32_t *tokens, *positions, *slots; /* [n_tokens] */
-  int32_t *offsets;                    /* [n_segments + 1] */
-  int32_t *last;                       /* [rows] token whose logits a row samples from */
-  int32_t *lens;                       /* [rows] cached tokens, the newest included */
-  int32_t *copy_from, *copy_slots;     /* [n_copies] prompt tokens that a follower also keeps */
-  float *u, *logprobs;                 /* [rows] */
-  int32_t *drawn;                      /* [rows] */
-
-  /* The same on the device, with room for the largest step. */
-  Tensor slots_N, offsets_S, copy_from_R, copy_slots_R, copy_RQ;
-  Tensor tables_BP, lens_B, u_B, drawn_B, logprobs_B, logits_BV, banned_V;
-};
-
-static Tensor push(Model *m, DType t, int64_t rows, int64_t cols) {
-  Tensor x = tensor_2d(NULL, t, rows, cols);
-  x.data = arena_push(model_arena(m), tensor_bytes(x));
-  return x;
-}
-
-static Tensor push_1d(Model *m, DType t, int64_t n) {
-  Tensor x = tensor_1d(NULL, t, n);
-  x.data = arena_push(model_arena(m), tensor_bytes(x));
-  return x;
-}
+enum { LOOK_GPU = 8, LOOK_CPU = 1 };
 
 static int32_t *host_i32(int64_t n) { return mem_alloc((size_t)n, sizeof(int32_t)); }
-
-/* The first n rows of a buffer. */
-static Tensor head_of(Tensor t, int64_t n) {
-  require(n <= t.dim[0]);
-  t.dim[0] = n;
-  return t;
-}
-
-static void upload(Decoder *d, Tensor dst, const void *src) {
-  device_upload(d->device, dst.data, src, tensor_bytes(dst));
-}
 
 /* U8 per id, 1 for every EOS: what may not be drawn before min_new_tokens. */
 static Tensor push_banned(Model *m, const GenParams *p, int vocab) {
@@ -69,10 +23,17 @@ static Tensor push_banned(Model *m, const GenParams *p, int vocab) {
   return t;
 }
 
-Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int max_tokens) {
+int gen_look(const GenParams *p, DeviceKind kind) {
+  if (p->look > 0) return p->look;
+  return kind == DEVICE_CPU ? LOOK_CPU : LOOK_GPU;
+}
+
+Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int longest, int max_tokens,
+                        GenStats *stats) {
   Decoder *d = mem_zalloc(1, sizeof *d);
   AttnShape shape = model_attn_shape(m);
-  int64_t rows = s->max_rows, vocab = model_config(m)->vocab_size;
+  DeviceKind kind = device_kind(model_device(m));
+  int64_t rows = bucket_rows(p, kind, s->max_rows), vocab = model_config(m)->vocab_size;
   int64_t n = max_tokens > rows ? max_tokens : rows;
   int64_t copies = rows * (s->kv->page_size - 1);
   int64_t width = (int64_t)(shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim;
@@ -82,6 +43,7 @@ Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int max_toke
   d->shape = shape;
   d->params = p;
   d->sched = s;
+  d->stats = stats;
   d->vocab = (int)vocab;
   d->tokens = host_i32(n);
   d->positions = host_i32(n);
@@ -98,19 +60,22 @@ Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int max_toke
   d->offsets_S = push_1d(m, DT_I32, rows + 1);
   d->copy_from_R = push_1d(m, DT_I32, copies);
   d->copy_slots_R = push_1d(m, DT_I32, copies);
-  d->copy_RQ = push(m, model_compute(m), copies, width);
-  d->tables_BP = push(m, DT_I32, rows, s->table_width);
+  d->copy_RQ = push_2d(m, model_compute(m), copies, width);
+  d->tables_BP = push_2d(m, DT_I32, rows, s->table_width);
   d->lens_B = push_1d(m, DT_I32, rows);
   d->u_B = push_1d(m, DT_F32, rows);
   d->drawn_B = push_1d(m, DT_I32, rows);
   d->logprobs_B = push_1d(m, DT_F32, rows);
-  d->logits_BV = push(m, DT_F32, rows, vocab);
+  d->logits_BV = push_2d(m, DT_F32, rows, vocab);
   d->banned_V = push_banned(m, p, d->vocab);
+  device_zero(d->device, d->tables_BP.data, tensor_bytes(d->tables_BP)); /* ids in range */
+  d->burst = burst_create(d, longest, gen_look(p, kind));
   return d;
 }
 
 void decoder_destroy(Decoder *d) {
   if (!d) return;
+  burst_destroy(d);
   free(d->tokens);
   free(d->positions);
   free(d->slots);
@@ -138,10 +103,13 @@ static bool eos_is_banned(const Decoder *d, const Row *row) {
   return d->banned_V.data && row->len - q->prompt_len < d->params->min_new_tokens;
 }
 
+uint64_t request_stream(const GenParams *p, const GenRequest *q) {
+  return rng_mix(rng_mix(p->step, (uint32_t)q->prompt_id), (uint32_t)q->sample_id);
+}
+
 /* In (0, 1) also as a float: rounding must not make it 1. */
-static float random_number(const GenParams *p, const GenRequest *q, int position) {
-  uint64_t stream = rng_mix(rng_mix(p->step, (uint32_t)q->prompt_id), (uint32_t)q->sample_id);
-  float u = (float)rng_uniform(p->seed, stream, (uint64_t)position);
+float random_number(const GenParams *p, const GenRequest *q, int position) {
+  float u = (float)rng_uniform(p->seed, request_stream(p, q), (uint64_t)position);
   return u < 1 ? u : nextafterf(1, 0);
 }
 
@@ -167,83 +135,25 @@ static void draw(Decoder *d, int first, int n) {
   device_download(d->device, d->logprobs, d->logprobs_B.data, (size_t)n * sizeof *d->logprobs);
 }
 
-static int draw_and_append(Decoder *d, int first, Error *err) {
+int append_token(Decoder *d, int row, int32_t token, float logprob, Error *err) {
   Scheduler *s = d->sched;
-  int n = s->n_rows - first;
+  const Row *w = &s->rows[row];
+  int rows = s->n_rows;
+  if (!isfinite(logprob))
+    return error_set(err,
+                     "generation: token %d of request %d has log-probability %g; the model's "
+                     "weights or activations hold NaN or infinity",
+                     w->len, w->request, (double)logprob);
+  sched_append(s, row, token, logprob, is_eos(d->params, token));
+  return s->n_rows < rows;
+}
+
+int draw_and_append(Decoder *d, int first, Error *err) {
+  int n = d->sched->n_rows - first;
   draw(d, first, n);
-  for (int i = n; i-- > 0;) { /* from the last: see sched_append */
-    const Row *row = &s->rows[first + i];
-    if (!isfinite(d->logprobs[i]))
-      return error_set(err,
-                       "generation: token %d of request %d has log-probability %g; the model's "
-                       "weights or activations hold NaN or infinity",
-                       row->len, row->request, (double)d->logprobs[i]);
-    sched_append(s, first + i, d->drawn[i], d->logprobs[i], is_eos(d->params, d->drawn[i]));
-  }
+  for (int i = n; i-- > 0;) /* from the last: see sched_append */
+    if (append_token(d, first + i, d->drawn[i], d->logprobs[i], err) < 0) return -1;
   return 0;
-}
-
-/* ---- prefill ---- */
-
-static void stage_sequence(Decoder *d, int r) {
-  Scheduler *s = d->sched;
-  const Row *row = &s->rows[r];
-  const int32_t *table = sched_table(s, r);
-  d->offsets[d->n_segments++] = d->n_tokens;
-  for (int p = 0; p < row->len; p++, d->n_tokens++) {
-    d->tokens[d->n_tokens] = sched_token(s, row, p);
-    d->positions[d->n_tokens] = p;
-    d->slots[d->n_tokens] = kv_slot(s->kv, table, p);
-  }
-}
-
-/* A follower holds its lead's full pages; only what lies on the last, partial page is written again
- * for it. lead_end: where the lead's tokens end in the packed batch. */
-static void stage_follower(Decoder *d, int r, int lead_end) {
-  Scheduler *s = d->sched;
-  const Row *row = &s->rows[r];
-  for (int p = row->len - row->len % s->kv->page_size; p < row->len; p++) {
-    d->copy_from[d->n_copies] = lead_end - row->len + p;
-    d->copy_slots[d->n_copies++] = kv_slot(s->kv, sched_table(s, r), p);
-  }
-}
-
-static void attend_prefill(void *ctx, int layer, Tensor qkv_NQ, Tensor out_NHD) {
-  Decoder *d = ctx;
-  Tensor k = d->sched->kv->k[layer], v = d->sched->kv->v[layer];
-  d->ops->kv_write(d->device, qkv_NQ, head_of(d->slots_N, d->n_tokens), d->shape, k, v);
-  if (d->n_copies > 0) {
-    Tensor copy_RQ = head_of(d->copy_RQ, d->n_copies);
-    d->ops->gather_rows(d->device, qkv_NQ, head_of(d->copy_from_R, d->n_copies), copy_RQ);
-    d->ops->kv_write(d->device, copy_RQ, head_of(d->copy_slots_R, d->n_copies), d->shape, k, v);
-  }
-  Segments seg = {.n_seqs = d->n_segments,
-                  .offsets = d->offsets,
-                  .device_offsets = head_of(d->offsets_S, d->n_segments + 1)};
-  d->ops->attention_fwd(d->device, qkv_NQ, seg, d->shape, out_NHD, (Tensor){0});
-}
-
-int decoder_prefill(Decoder *d, int first, Error *err) {
-  Scheduler *s = d->sched;
-  d->n_tokens = d->n_segments = d->n_copies = 0;
-  for (int r = first; r < s->n_rows; r++) {
-    Row *row = &s->rows[r];
-    if (row->lead < 0)
-      stage_sequence(d, r);
-    else
-      stage_follower(d, r, d->n_tokens); /* followers come right behind their lead */
-    d->last[r - first] = d->n_tokens - 1;
-    row->lead = -1;
-  }
-  d->offsets[d->n_segments] = d->n_tokens;
-  upload(d, head_of(d->offsets_S, d->n_segments + 1), d->offsets);
-  upload(d, head_of(d->slots_N, d->n_tokens), d->slots);
-  upload(d, head_of(d->copy_from_R, d->n_copies), d->copy_from);
-  upload(d, head_of(d->copy_slots_R, d->n_copies), d->copy_slots);
-  int n = s->n_rows - first;
-  model_step(d->model, d->n_tokens, d->tokens, d->positions, attend_prefill, d, n, d->last,
-             head_of(d->logits_BV, n));
-  return draw_and_append(d, first, err);
 }
 
 /* ---- decode ---- */
@@ -257,9 +167,9 @@ static void attend_decode(void *ctx, int layer, Tensor qkv_BQ, Tensor out_BHD) {
                            d->shape, k, v, out_BHD);
 }
 
-/* Sends the pages that the device's tables lack: all at once, from the first row with one to the
- * last, since rows of equal length begin a page in the same step. */
-static void upload_tables(Decoder *d) {
+/* All at once, from the first row with a new page to the last, since rows of equal length begin one
+ * in the same step. */
+void upload_tables(Decoder *d) {
   Scheduler *s = d->sched;
   int first = -1, last = -1;
   for (int r = 0; r < s->n_rows; r++) {
@@ -275,7 +185,8 @@ static void upload_tables(Decoder *d) {
                 (size_t)n * sizeof(int32_t));
 }
 
-int decoder_step(Decoder *d, Error *err) {
+/* One step in which the host has a part: some row may not draw an EOS yet. */
+static int step_alone(Decoder *d, Error *err) {
   Scheduler *s = d->sched;
   int n = s->n_rows;
   d->n_tokens = n;
@@ -286,11 +197,34 @@ int decoder_step(Decoder *d, Error *err) {
     d->slots[r] = kv_slot(s->kv, sched_table(s, r), row->len - 1);
     d->lens[r] = row->len;
     d->last[r] = r;
+    d->stats->cached_tokens += row->len;
   }
+  d->stats->decode_steps++;
+  d->stats->drawn_rows += n;
+  d->stats->step_rows += n;
   upload_tables(d);
   upload(d, head_of(d->slots_N, n), d->slots);
   upload(d, head_of(d->lens_B, n), d->lens);
   model_step(d->model, n, d->tokens, d->positions, attend_decode, d, n, d->last,
              head_of(d->logits_BV, n));
   return draw_and_append(d, 0, err);
+}
+
+/* Nothing is gained by steps behind the end of all rows. */
+static int steps_left(const Scheduler *s, int most) {
+  int left = 1;
+  for (int r = 0; r < s->n_rows && left < most; r++) {
+    int row_left = s->limits[s->rows[r].request] - s->rows[r].len;
+    if (row_left > left) left = row_left;
+  }
+  return left < most ? left : most;
+}
+
+int decoder_decode(Decoder *d, Error *err) {
+  Scheduler *s = d->sched;
+  bool banned = false;
+  for (int r = 0; r < s->n_rows && !banned; r++) banned = eos_is_banned(d, &s->rows[r]);
+  int steps = banned ? 1 : steps_left(s, gen_look(d->params, device_kind(d->device)));
+  steps = sched_make_room(s, steps);
+  return banned ? step_alone(d, err) : burst_run(d, steps, err);
 }

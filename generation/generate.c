@@ -5,11 +5,14 @@
 
 #include "generation/decode.h"
 
-enum { DEFAULT_PAGE = 16, DEFAULT_PREFILL = 4096, DEFAULT_BATCH = 64, MOST_BY_PAGES = 256 };
+enum { DEFAULT_PAGE = 16, DEFAULT_BATCH = 64, MOST_BY_PAGES = 256 };
+enum { PREFILL_CPU = 4096, PREFILL_GPU = 16384 };
 
 typedef struct Sizes {
-  int page_size, n_pages, max_rows, table_width, prefill_tokens;
+  int page_size, n_pages, max_rows, table_width, prefill_tokens, longest;
 } Sizes;
+
+int gen_prefill_tokens(DeviceKind kind) { return kind == DEVICE_CPU ? PREFILL_CPU : PREFILL_GPU; }
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 
@@ -26,9 +29,10 @@ static int check_params(const GenParams *p, const ModelConfig *c, Error *err) {
   if (s->top_k < 0 || !(s->top_p > 0 && s->top_p <= 1))
     return error_set(err, "top_k is %d and top_p %g; expected at least 0 and in (0, 1]", s->top_k,
                      (double)s->top_p);
-  if (p->max_batch < 0 || p->page_size < 0 || p->max_kv_tokens < 0 || p->prefill_tokens < 0)
-    return error_set(err,
-                     "max_batch, page_size, max_kv_tokens, prefill_tokens: expected 0 or more");
+  if (p->max_batch < 0 || p->page_size < 0 || p->max_kv_tokens < 0 || p->prefill_tokens < 0 ||
+      p->look < 0)
+    return error_set(
+        err, "max_batch, page_size, max_kv_tokens, prefill_tokens, look: expected 0 or more");
   if (p->n_eos < 0 || p->n_eos > MODEL_MAX_EOS)
     return error_set(err, "%d EOS ids; expected at most %d", p->n_eos, MODEL_MAX_EOS);
   for (int i = 0; i < p->n_eos; i++)
@@ -56,7 +60,8 @@ static int check_request(const GenRequest *q, int i, const ModelConfig *c, Error
 
 /* Rows, pages and table width for n > 0 requests with these limits. The newest token of a sequence
  * is never in the cache when it ends, so a limit of L tokens needs L - 1 slots. */
-static int plan_sizes(const GenParams *p, const int32_t *limits, int n, Sizes *z, Error *err) {
+static int plan_sizes(const GenParams *p, DeviceKind kind, const int32_t *limits, int n, Sizes *z,
+                      Error *err) {
   int longest = 2;
   for (int i = 0; i < n; i++) longest = limits[i] > longest ? limits[i] : longest;
   z->page_size = p->page_size ? p->page_size : DEFAULT_PAGE;
@@ -74,7 +79,8 @@ static int plan_sizes(const GenParams *p, const int32_t *limits, int n, Sizes *z
     return error_set(err, "a KV cache of %lld tokens is too large; set max_batch or max_kv_tokens",
                      (long long)slots);
   z->n_pages = (int)pages;
-  z->prefill_tokens = p->prefill_tokens ? p->prefill_tokens : DEFAULT_PREFILL;
+  z->prefill_tokens = p->prefill_tokens ? p->prefill_tokens : gen_prefill_tokens(kind);
+  z->longest = longest;
   return 0;
 }
 
@@ -96,10 +102,8 @@ static int run_all(Decoder *d, Scheduler *s, int prefill_tokens, GenStats *stats
       if (decoder_prefill(d, s->n_rows - fresh, err)) return -1;
     double t1 = clock_seconds();
     stats->prefill_seconds += t1 - t0;
-    sched_make_room(s);
     if (s->n_rows == 0) continue;
-    if (decoder_step(d, err)) return -1;
-    stats->decode_steps++;
+    if (decoder_decode(d, err)) return -1;
     stats->decode_seconds += clock_seconds() - t1;
   }
   return 0;
@@ -112,7 +116,7 @@ static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int
   KvCache kv = kv_create(model_arena(m), model_attn_shape(m), model_compute(m),
                          model_config(m)->n_layers, z->n_pages, z->page_size);
   Scheduler s = sched_create(&kv, req, out, limits, n, z->max_rows, z->table_width);
-  Decoder *d = decoder_create(m, p, &s, most_prefill(z, limits, n));
+  Decoder *d = decoder_create(m, p, &s, z->longest - 1, most_prefill(z, limits, n), stats);
   int rc = run_all(d, &s, z->prefill_tokens, stats, err);
   require(rc || kv.n_free == kv.n_pages);
   decoder_destroy(d);
@@ -131,9 +135,11 @@ static int prepare(Model *m, const GenParams *p, const GenRequest *req, int n, i
   for (int i = 0; i < n; i++) {
     if (check_request(&req[i], i, c, err)) return -1;
     int room = c->max_positions - req[i].prompt_len;
-    limits[i] = req[i].prompt_len + min_int(p->max_new_tokens, room);
+    int most = p->max_new_of ? p->max_new_of[i] : p->max_new_tokens;
+    require(most >= 1);
+    limits[i] = req[i].prompt_len + min_int(min_int(most, p->max_new_tokens), room);
   }
-  return n > 0 ? plan_sizes(p, limits, n, z, err) : 0;
+  return n > 0 ? plan_sizes(p, device_kind(model_device(m)), limits, n, z, err) : 0;
 }
 
 /* Where rotary positions depend on the length of a sequence and the caller has not fixed it: for

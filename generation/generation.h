@@ -52,7 +52,8 @@ char *tokenizer_decode(const Tokenizer *t, const int32_t *ids, int n, size_t *le
 typedef struct GenParams {
   SampleParams sample;
   int max_new_tokens;
-  int min_new_tokens; /* EOS cannot be drawn before */
+  const int32_t *max_new_of; /* [requests] each one's own, at most max_new_tokens; NULL: that */
+  int min_new_tokens;        /* EOS cannot be drawn before */
   int n_eos;
   int eos_ids[MODEL_MAX_EOS]; /* none: only the length ends a sequence */
   uint64_t seed, step;
@@ -61,8 +62,15 @@ typedef struct GenParams {
   int64_t max_kv_tokens; /* page budget in tokens, at least the longest request; 0: what max_batch
                             sequences of the longest request need. With less, sequences wait, and
                             the youngest may have to give its pages back and be computed anew */
-  int prefill_tokens;    /* prompt tokens computed together, a longer prompt alone; 0: 4096 */
+  int prefill_tokens;    /* prompt tokens computed together, a longer prompt alone; 0:
+                            gen_prefill_tokens */
+  int look; /* decode steps from one look of the host at what was drawn to the next; what
+               is drawn behind an EOS is thrown away. The tokens do not depend on it. 0:
+               gen_look */
 } GenParams;
+
+int gen_prefill_tokens(DeviceKind kind);           /* 4096 on the CPU, 16384 on a GPU */
+int gen_look(const GenParams *p, DeviceKind kind); /* what p says, or 1 on the CPU, 8 on a GPU */
 
 typedef struct GenRequest {
   const int32_t *prompt;
@@ -84,6 +92,8 @@ typedef struct GenResult {
  * other share the prompt's computation and pages. Collective. */
 typedef struct GenStats {
   int64_t prompt_tokens, generated_tokens, decode_steps;
+  int64_t drawn_rows, step_rows; /* of all decode steps: rows whose token was kept, and all rows */
+  int64_t cached_tokens;         /* that the drawn rows attended to */
   double prefill_seconds, decode_seconds, gather_seconds;
 } GenStats;
 int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,

@@ -92,17 +92,35 @@ static void preempt_youngest(Scheduler *s) {
   remove_row(s, youngest);
 }
 
-void sched_make_room(Scheduler *s) {
+/* Tokens in the cache of a row that goes on for so many steps. Its last one is never there. */
+static int tokens_after(const Scheduler *s, const Row *row, int steps) {
+  int most = s->limits[row->request] - 1, tokens = row->len + steps - 1;
+  return tokens < most ? tokens : most;
+}
+
+static int64_t pages_short(const Scheduler *s, int steps) {
+  int64_t pages = 0;
+  for (int r = 0; r < s->n_rows; r++) {
+    int more = kv_pages_of(s->kv, tokens_after(s, &s->rows[r], steps)) - s->rows[r].n_pages;
+    if (more > 0) pages += more;
+  }
+  return pages;
+}
+
+int sched_make_room(Scheduler *s, int ahead) {
+  require(ahead > 0);
+  while (ahead > 1 && pages_short(s, ahead) > s->kv->n_free) ahead /= 2;
   for (int r = 0; r < s->n_rows;) {
     Row *row = &s->rows[r];
-    if (kv_grow(s->kv, sched_table(s, r), &row->n_pages, row->len)) {
+    if (kv_grow(s->kv, sched_table(s, r), &row->n_pages, tokens_after(s, row, ahead))) {
       r++;
     } else {
-      require(s->n_rows > 1);
+      require(s->n_rows > 1 && ahead == 1);
       preempt_youngest(s);
       r = 0; /* rows have moved */
     }
   }
+  return ahead;
 }
 
 void sched_append(Scheduler *s, int row, int32_t token, float logprob, bool is_eos) {

@@ -2,9 +2,10 @@
  * leaves at once, its pages are free for the next, and those waiting enter in request order.
  *
  * Running sequences are rows 0 .. n_rows of the decode batch; row r's page table is tables[r]. A
- * row takes pages as it grows. When none are left, the running sequence that came last gives its
- * pages back and waits at the front of the queue; it keeps its tokens, and its cache is computed
- * anew when it returns. The budget holds the longest request alone, so the oldest always goes on.
+ * row takes pages as it grows, a few steps ahead. When none are left, the running sequence that
+ * came last gives its pages back and waits at the front of the queue; it keeps its tokens, and its
+ * cache is computed anew when it returns. The budget holds the longest request alone, so the oldest
+ * always goes on.
  *
  * Samples of one prompt that enter together share the full pages of the prompt (`lead`). */
 #ifndef GENERATION_SCHEDULER_H
@@ -50,8 +51,10 @@ static inline int32_t sched_token(const Scheduler *s, const Row *row, int p) {
 /* Lets waiting sequences in, up to prefill_tokens to compute (a longer one alone), with pages for
  * all their known tokens. Returns how many: they are the last rows. */
 int sched_admit(Scheduler *s, int prefill_tokens);
-/* Before a decode step: pages for every row's newest token, at the cost of the youngest rows. */
-void sched_make_room(Scheduler *s);
+/* Before decode steps: pages for what every row puts into the cache in the next `ahead` steps, or
+ * in half as many, and so on, where there are not enough; returns in how many. For one step at the
+ * cost of the youngest rows. */
+int sched_make_room(Scheduler *s, int ahead);
 /* Adds a token to a row. When the sequence is thereby over, the row is gone, and the last row has
  * taken its place: so go through rows from the last to the first. */
 void sched_append(Scheduler *s, int row, int32_t token, float logprob, bool is_eos);

@@ -199,6 +199,20 @@ void model_train_values(Model *m, Batch b, int n_rows, const int32_t *rows, Valu
 typedef void (*Attend)(void *ctx, int layer, Tensor qkv_NQ, Tensor out_NHD);
 void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions, Attend attend,
                 void *ctx, int n_rows, const int32_t *rows, Tensor logits_RV);
+/* The same for one token of every sequence, with a head for each: all tensors are on the device,
+ * and nothing is uploaded, downloaded or allocated there, so that a device can capture it. For each
+ * layer attend gets qkv in front of the rotation, with the tables for it (absent where the model
+ * has none); place_B: rows of those, or of learned positions, model_place_first plus the position.
+ * Weights must be FULL (zeropp_gather_all). */
+typedef void (*DecodeAttend)(void *ctx, int layer, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
+                             Tensor out_BHD);
+void model_decode(Model *m, Tensor token_B, Tensor place_B, DecodeAttend attend, void *ctx,
+                  Tensor logits_BV);
+/* The place of position 0, for sequences of at most `longest` tokens; the rotary table is then long
+ * enough for them and stays where it is. */
+int model_place_first(Model *m, int longest);
+/* Counts model_decode's FLOPs: of n tokens at these positions. */
+void model_count_decode(Model *m, int n, const int32_t *positions);
 AttnShape model_attn_shape(const Model *m);
 
 /* Model FLOPs of a forward over sequences of these lengths with n_rows head rows. */

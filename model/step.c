@@ -49,18 +49,26 @@ static void step_head(Model *m, const TrunkActs *t, int n_rows, const int32_t *r
 }
 
 /* All sequences of a cache are rotated alike, since a token's sequence is not told apart here. */
-static void step_places(Model *m, int n, const int32_t *positions, int32_t *place) {
+int model_place_first(Model *m, int longest) {
   const ModelConfig *c = &m->config;
   if (model_rope_varies(c) && !m->rope_fixed)
     die("rotary positions depend on the length of a sequence, and none is fixed for generation");
-  int32_t longest = 0, first = family_of(c)->position_offset;
+  if (c->rope == ROPE_NONE) return family_of(c)->position_offset;
+  int32_t length = longest;
+  rope_ensure(m, 1, &length, &length);
+  return rope_first(m, length);
+}
+
+static void step_places(Model *m, int n, const int32_t *positions, int32_t *place) {
+  int longest = 0;
   for (int i = 0; i < n; i++)
     if (positions[i] >= longest) longest = positions[i] + 1;
-  if (c->rope != ROPE_NONE) {
-    rope_ensure(m, 1, &longest, &longest);
-    first = rope_first(m, longest);
-  }
+  int first = model_place_first(m, longest);
   for (int i = 0; i < n; i++) place[i] = first + positions[i];
+}
+
+void model_count_decode(Model *m, int n, const int32_t *positions) {
+  m->flops += step_flops(m, n, positions, n);
 }
 
 void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions, Attend attend,

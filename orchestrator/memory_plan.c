@@ -3,9 +3,6 @@
 
 #include <stdlib.h>
 
-/* Tokens of one prefill in the rollout (generation's default). */
-enum { PREFILL_TOKENS = 4096 };
-
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -61,7 +58,8 @@ static uint64_t rollout_bytes(const PlannedStage *s) {
   const ModelConfig *c = s->model[0].config;
   uint64_t per_token = 2 * (uint64_t)dtype_size(s->zero.compute) * (uint64_t)c->n_layers *
                        (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
-  int64_t prefill = max_i64(min_i64(PREFILL_TOKENS, s->rollout_rows * s->longest), s->longest);
+  int64_t chunk = gen_prefill_tokens(s->device);
+  int64_t prefill = max_i64(min_i64(chunk, s->rollout_rows * s->longest), s->longest);
   uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
   return (uint64_t)memory_kv_tokens(s) * per_token + logits +
          model_activation_bytes(c, HEAD_LM, prefill, pass_plan(s, false));

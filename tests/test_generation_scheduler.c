@@ -22,6 +22,7 @@ typedef struct Sim {
   int *admitted; /* times each request entered */
   int highest;   /* request admitted so far */
   int max_shared, most_rows, prefill_tokens;
+  int look, most_steps; /* most steps without a look: asked, and made */
   uint64_t seed;
 } Sim;
 
@@ -44,6 +45,7 @@ typedef struct Setup {
 
 static void sim_open(Sim *m, uint64_t seed, Setup u) {
   *m = (Sim){.n = u.n, .seed = seed, .prefill_tokens = u.prefill_tokens, .highest = -1};
+  m->look = 1 + (int)(seed % 4 * 3);
   AttnShape shape = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 1};
   m->arena = arena_create(NULL, take, give);
   m->kv = kv_create(m->arena, shape, DT_F32, 2, u.n_pages, u.page_size);
@@ -80,6 +82,12 @@ static void sim_close(Sim *m) {
   free(m->admitted);
 }
 
+/* Token p of a row, also one that it is yet to draw. */
+static int32_t token_of(const Sim *m, const Row *row, int p) {
+  if (p < row->len) return sched_token(&m->s, row, p);
+  return row->request * 1000 + p - m->req[row->request].prompt_len;
+}
+
 /* Only a lead's prefill writes pages with several holders, and only full pages of its prompt. */
 static void write_cell(Sim *m, int r, int p, bool may_be_shared) {
   const Row *row = &m->s.rows[r];
@@ -89,25 +97,26 @@ static void write_cell(Sim *m, int r, int p, bool may_be_shared) {
   bool full = may_be_shared && (page + 1) * m->kv.page_size <= row->len;
   if (!full) assert_int_equal(m->kv.holders[table[page]], 1);
   m->cells[kv_slot(&m->kv, table, p)] =
-      (Cell){m->req[row->request].prompt_id, p, sched_token(&m->s, row, p)};
+      (Cell){m->req[row->request].prompt_id, p, token_of(m, row, p)};
 }
 
-/* All that a row's query would read is its own. */
-static void check_row(const Sim *m, int r) {
+/* All that a row's query would read, once so many tokens are there, is its own. */
+static void check_row(const Sim *m, int r, int tokens) {
   const Row *row = &m->s.rows[r];
-  for (int p = 0; p < row->len; p++) {
+  for (int p = 0; p < tokens; p++) {
     Cell c = m->cells[kv_slot(&m->kv, sched_table(&m->s, r), p)];
     assert_int_equal(c.prompt_id, m->req[row->request].prompt_id);
     assert_int_equal(c.position, p);
-    assert_int_equal(c.token, sched_token(&m->s, row, p));
+    assert_int_equal(c.token, token_of(m, row, p));
   }
 }
 
-/* A token that tells request and place apart; one in twelve is an EOS. */
-static void append(Sim *m, int r) {
-  int request = m->s.rows[r].request, at = m->out[request].n;
+/* A token that tells request and place apart; one in twelve is an EOS. Whether the row is over. */
+static bool append(Sim *m, int r) {
+  int request = m->s.rows[r].request, at = m->out[request].n, rows = m->s.n_rows;
   bool eos = draw(m, 1000 + request, at) % 12 == 0;
   sched_append(&m->s, r, request * 1000 + at, 0, eos);
+  return m->s.n_rows < rows;
 }
 
 static void prefill(Sim *m, int first) {
@@ -133,15 +142,23 @@ static void prefill(Sim *m, int first) {
     row->lead = -1;
   }
   assert_true(tokens <= m->prefill_tokens || leads == 1);
-  for (int r = first; r < s->n_rows; r++) check_row(m, r);
+  for (int r = first; r < s->n_rows; r++) check_row(m, r, s->rows[r].len);
   for (int r = s->n_rows; r-- > first;) append(m, r);
 }
 
-static void decode(Sim *m) {
+/* Steps without a look: all rows draw on behind an EOS, which is thrown away, and to their limit.
+ */
+static void decode(Sim *m, int steps) {
   Scheduler *s = &m->s;
-  for (int r = 0; r < s->n_rows; r++) write_cell(m, r, s->rows[r].len - 1, false);
-  for (int r = 0; r < s->n_rows; r++) check_row(m, r);
-  for (int r = s->n_rows; r-- > 0;) append(m, r);
+  for (int i = 0; i < steps; i++) {
+    for (int r = 0; r < s->n_rows; r++)
+      if (s->rows[r].len + i < s->limits[s->rows[r].request])
+        write_cell(m, r, s->rows[r].len + i - 1, false);
+    for (int r = 0; r < s->n_rows; r++)
+      if (s->rows[r].len + i < s->limits[s->rows[r].request]) check_row(m, r, s->rows[r].len + i);
+  }
+  for (int r = s->n_rows; r-- > 0;)
+    for (int i = 0; i < steps && !append(m, r); i++) continue;
 }
 
 static void note(Sim *m) {
@@ -158,13 +175,15 @@ static int oldest(const Scheduler *s) {
 }
 
 /* Whoever has to leave, it is not the oldest, and nobody who stays is younger than one who left. */
-static void make_room(Sim *m) {
+static int make_room(Sim *m) {
   Scheduler *s = &m->s;
-  int first = oldest(s), rows = s->n_rows;
-  sched_make_room(s);
+  int first = oldest(s), rows = s->n_rows, steps = sched_make_room(s, m->look);
+  assert_true(steps >= 1 && steps <= m->look);
+  m->most_steps = steps > m->most_steps ? steps : m->most_steps;
   assert_int_equal(oldest(s), first);
   for (int r = 0; r < s->n_rows && s->n_rows < rows; r++)
     assert_true(s->rows[r].request < s->waiting[s->n_waiting - 1]);
+  return steps;
 }
 
 static void run(Sim *m) {
@@ -174,9 +193,9 @@ static void run(Sim *m) {
       note(m);
       prefill(m, s->n_rows - fresh);
     }
-    make_room(m);
+    int steps = make_room(m);
     assert_true(s->n_rows <= s->max_rows && s->n_rows + s->n_waiting <= m->n);
-    if (s->n_rows > 0) decode(m);
+    if (s->n_rows > 0) decode(m, steps);
   }
   assert_int_equal(m->kv.n_free, m->kv.n_pages);
   for (int i = 0; i < m->n; i++) {
@@ -206,7 +225,7 @@ static void test_roomy(void **state) {
 
 static void test_tight(void **state) {
   (void)state;
-  int back = 0;
+  int back = 0, most_steps = 0;
   for (uint64_t seed = 0; seed < 40; seed++) {
     int page = 1 + (int)(seed % 7), pages = 70 / page + 1 + (int)(seed % 5);
     Setup u = {40, 40, 30, 1, 12, page, pages, 1 + 13 * (int)(seed % 6)};
@@ -214,9 +233,11 @@ static void test_tight(void **state) {
     sim_open(&m, seed, u);
     run(&m);
     back += returned(&m);
+    most_steps = m.most_steps > most_steps ? m.most_steps : most_steps;
     sim_close(&m);
   }
   assert_true(back > 100); /* pages did run out, and all came to their end */
+  assert_int_equal(most_steps, 10);
 }
 
 static void test_shared_prompts(void **state) {
@@ -239,6 +260,29 @@ static void test_one_row(void **state) {
   sim_open(&m, 3, u);
   run(&m);
   assert_int_equal(m.most_rows, 1);
+  sim_close(&m);
+}
+
+/* As many steps as there are pages for; never a page behind a limit. */
+static void test_room_ahead(void **state) {
+  (void)state;
+  Setup u = {2, 1, 20, 1, 2, 2, 14, 10};
+  Sim m;
+  sim_open(&m, 1, u);
+  m.limits[0] = m.limits[1] = 12;
+  assert_int_equal(sched_admit(&m.s, 10), 2);
+  for (int r = 0; r < 2; r++) m.s.rows[r].len = 2;
+  assert_int_equal(sched_make_room(&m.s, 1), 1); /* 2 tokens: one page each */
+  assert_int_equal(m.kv.n_free, 12);
+  assert_int_equal(sched_make_room(&m.s, 2), 2); /* 3 tokens */
+  assert_int_equal(m.kv.n_free, 10);
+  assert_int_equal(sched_make_room(&m.s, 100), 100); /* 11 tokens are all that is ever cached */
+  assert_int_equal(m.kv.n_free, 2);
+  m.limits[0] = m.limits[1] = 100;
+  assert_int_equal(sched_make_room(&m.s, 23),
+                   11); /* 24 tokens each want 12 more pages, 12 want 0 */
+  assert_int_equal(m.kv.n_free, 2);
+  for (int r = 2; r-- > 0;) kv_drop(&m.kv, sched_table(&m.s, r), m.s.rows[r].n_pages);
   sim_close(&m);
 }
 
@@ -267,10 +311,8 @@ static void test_pages_come_back_at_once(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_roomy),
-    cmocka_unit_test(test_tight),
-    cmocka_unit_test(test_shared_prompts),
-    cmocka_unit_test(test_one_row),
-    cmocka_unit_test(test_pages_come_back_at_once),
+    cmocka_unit_test(test_roomy),          cmocka_unit_test(test_tight),
+    cmocka_unit_test(test_shared_prompts), cmocka_unit_test(test_one_row),
+    cmocka_unit_test(test_room_ahead),     cmocka_unit_test(test_pages_come_back_at_once),
 };
 TEST_MAIN(tests)

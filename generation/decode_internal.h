@@ -1,0 +1,78 @@
+/* Inside of generation/decode.c, prefill.c and burst.c: what the kinds of step share. */
+#ifndef GENERATION_DECODE_INTERNAL_H
+#define GENERATION_DECODE_INTERNAL_H
+
+#include "generation/decode.h"
+
+typedef struct Burst Burst;
+
+struct Decoder {
+  Model *model;
+  const Ops *ops;
+  Device *device;
+  AttnShape shape;
+  const GenParams *params;
+  Scheduler *sched;
+  GenStats *stats;
+  Burst *burst;
+  int vocab;
+
+  /* The step being made, on the host. */
+  int n_tokens, n_segments, n_copies;
+  int32_t *tokens, *positions, *slots; /* [n_tokens] */
+  int32_t *offsets;                    /* [n_segments + 1] */
+  int32_t *last;                       /* [rows] token whose logits a row samples from */
+  int32_t *lens;                       /* [rows] cached tokens, the newest included */
+  int32_t *copy_from, *copy_slots;     /* [n_copies] prompt tokens that a follower also keeps */
+  float *u, *logprobs;                 /* [rows] */
+  int32_t *drawn;                      /* [rows] */
+
+  /* The same on the device, with room for the largest step; rows of the largest bucket. */
+  Tensor slots_N, offsets_S, copy_from_R, copy_slots_R, copy_RQ;
+  Tensor tables_BP, lens_B, u_B, drawn_B, logprobs_B, logits_BV, banned_V;
+};
+
+/* ---- buffers of the model's arena ---- */
+static inline Tensor push_2d(Model *m, DType t, int64_t rows, int64_t cols) {
+  Tensor x = tensor_2d(NULL, t, rows, cols);
+  x.data = arena_push(model_arena(m), tensor_bytes(x));
+  return x;
+}
+static inline Tensor push_1d(Model *m, DType t, int64_t n) {
+  Tensor x = tensor_1d(NULL, t, n);
+  x.data = arena_push(model_arena(m), tensor_bytes(x));
+  return x;
+}
+/* The first n rows of a buffer. */
+static inline Tensor head_of(Tensor t, int64_t n) {
+  require(n <= t.dim[0]);
+  t.dim[0] = n;
+  return t;
+}
+static inline void upload(Decoder *d, Tensor dst, const void *src) {
+  device_upload(d->device, dst.data, src, tensor_bytes(dst));
+}
+
+/* ---- shared by the kinds of step (decode.c) ---- */
+/* Where a request's random numbers come from; a token's index is its place in the sequence. */
+uint64_t request_stream(const GenParams *p, const GenRequest *q);
+float random_number(const GenParams *p, const GenRequest *q, int position);
+/* Draws for the rows from `first` on, from the logits of as many rows, and appends. */
+int draw_and_append(Decoder *d, int first, Error *err);
+/* Adds what was drawn: 1 when the sequence is thereby over (see sched_append), else 0; -1 when the
+ * log-probability is not finite. */
+int append_token(Decoder *d, int row, int32_t token, float logprob, Error *err);
+/* Sends the pages that the device's tables lack. */
+void upload_tables(Decoder *d);
+
+/* ---- steps without the host (burst.c) ---- */
+/* Rows that a step on this device has for n sequences. */
+int bucket_rows(const GenParams *p, DeviceKind kind, int n);
+/* longest: tokens of a sequence in the cache; steps: the most of a burst. */
+Burst *burst_create(Decoder *d, int longest, int steps);
+void burst_destroy(Decoder *d);
+/* Every row goes on by so many steps, or until it is over. The rows have their pages; none of them
+ * has a ban on EOS. */
+int burst_run(Decoder *d, int steps, Error *err);
+
+#endif
