@@ -186,7 +186,7 @@ static int append_row(Decoder *d, int r, int rows, int steps, int *kept, Error *
     memcpy(&logprob, &b->drawn[(b->steps + i) * rows + r], sizeof logprob);
     int32_t token = b->drawn[i * rows + r];
     require(token >= 0);
-    d->stats->cached_tokens += len + i;
+    d->stats->cached_tokens += attended(d, len + i);
     b->positions[(*kept)++] = len + i - 1;
     over = append_token(d, r, token, logprob, err);
     if (over < 0) return -1;

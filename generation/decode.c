@@ -197,7 +197,7 @@ static int step_alone(Decoder *d, Error *err) {
     d->slots[r] = kv_slot(s->kv, sched_table(s, r), row->len - 1);
     d->lens[r] = row->len;
     d->last[r] = r;
-    d->stats->cached_tokens += row->len;
+    d->stats->cached_tokens += attended(d, row->len);
   }
   d->stats->decode_steps++;
   d->stats->drawn_rows += n;

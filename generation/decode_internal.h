@@ -54,6 +54,10 @@ static inline void upload(Decoder *d, Tensor dst, const void *src) {
 }
 
 /* ---- shared by the kinds of step (decode.c) ---- */
+/* Tokens that the newest of so many attends to. */
+static inline int attended(const Decoder *d, int tokens) {
+  return d->shape.window > 0 && tokens > d->shape.window ? d->shape.window : tokens;
+}
 /* Where a request's random numbers come from; a token's index is its place in the sequence. */
 uint64_t request_stream(const GenParams *p, const GenRequest *q);
 float random_number(const GenParams *p, const GenRequest *q, int position);

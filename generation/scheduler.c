@@ -53,13 +53,21 @@ static int find_lead(const Scheduler *s, int first_new, int request) {
   return same_prompt(s, request, other) ? lead : -1;
 }
 
-/* Pages for the request at row n_rows. One page is left over for each row that runs, so that a
+/* Rows that will want another page. */
+static int rows_that_grow(const Scheduler *s) {
+  int n = 0;
+  for (int r = 0; r < s->n_rows; r++)
+    n += s->rows[r].n_pages < kv_pages_of(s->kv, s->limits[s->rows[r].request] - 1);
+  return n;
+}
+
+/* Pages for the request at row n_rows. One page is left over for each row that grows, so that a
  * newcomer does not take what the others need for their next token. */
 static bool take_pages(Scheduler *s, Row *row) {
   KvCache *kv = s->kv;
   int32_t *table = sched_table(s, s->n_rows);
   int shared = row->lead >= 0 ? row->len / kv->page_size : 0;
-  if (kv_pages_of(kv, row->len) - shared + s->n_rows > kv->n_free) return false;
+  if (kv_pages_of(kv, row->len) - shared + rows_that_grow(s) > kv->n_free) return false;
   if (shared) kv_share(kv, sched_table(s, row->lead), shared, table);
   row->n_pages = shared;
   return kv_grow(kv, table, &row->n_pages, row->len);

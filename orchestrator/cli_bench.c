@@ -8,7 +8,7 @@ static const struct {
   CliResult (*run)(const Args *a, Error *err);
 } benches[] = {
     {"zeropp", bench_zeropp}, {"train", bench_train}, {"kernels", bench_kernels},
-    {"ppo", bench_ppo},       {"comm", bench_comm},
+    {"ppo", bench_ppo},       {"comm", bench_comm},   {"rollout", bench_rollout},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
@@ -25,7 +25,7 @@ static CliResult run_bench(const Args *a, Error *err) {
 
 const Command command_bench = {
     .name = "bench",
-    .operands = "zeropp|train|kernels|ppo|comm",
+    .operands = "zeropp|train|kernels|ppo|comm|rollout",
     .help =
         "rates of this machine, with random weights and tokens\n"
         "zeropp: what each part of ZeRO++ buys on this network: step time, tokens, traffic by "
@@ -37,6 +37,9 @@ const Command command_bench = {
         "ppo: an iteration of PPO with four models of one shape, phase by phase.\n"
         "comm: what the collectives carry, over the host's memory and the device's, within a node "
         "and between\nnodes, by size.\n"
+        "rollout: answers to random prompts: prefill and decode, what a decode step reads, how "
+        "many "
+        "of its rows\ndraw. --steps: rollouts, one if not given; the fastest counts.\n"
         "Nothing is written.",
     .example = "mpirun -n 4 rlhf bench zeropp --ranks-per-node 2 --model runs/demo/actor",
     .more =
@@ -63,9 +66,18 @@ const Command command_bench = {
          {"--seqs", OPT_INT, "N", "sequences of a rank's micro-batch", 1, 1 << 20, .dflt = "8"},
          {"--length", OPT_INT, "N", "tokens of a sequence", 2, 1 << 20, .dflt = "2048"},
          {"--micro-batches", OPT_INT, "N", "micro-batches of a step", 1, 1 << 16, .dflt = "1"},
-         {"--prompts", OPT_INT, "N", "ppo: prompts of all ranks", 1, 1 << 20, .dflt = "64"},
-         {"--prompt-length", OPT_INT, "N", "ppo: tokens", 1, 1 << 20, .dflt = "256"},
+         {"--prompts", OPT_INT, "N", "ppo, rollout: prompts of all ranks", 1, 1 << 20,
+          .dflt = "64"},
+         {"--prompt-length", OPT_INT, "N", "ppo, rollout: tokens", 1, 1 << 20, .dflt = "256"},
          {"--answer-length", OPT_INT, "N", "ppo: tokens", 1, 1 << 20, .dflt = "256"},
+         {"--response", OPT_INT, "N", "rollout: tokens of every answer", 1, 1 << 20, .dflt = "256"},
+         {"--lengths", OPT_TEXT, "HOW",
+          "rollout: fixed, or eos: every answer ends at its own length, at random from 16 to 1024",
+          .dflt = "fixed"},
+         {"--rows", OPT_INT, "N", "rollout: sequences of a rank together; 0: all, 256 at most", 0,
+          1 << 16, .dflt = "0"},
+         {"--look", OPT_INT, "N", "rollout: steps from one look of the host to the next; 0: auto",
+          0, 1 << 16, .dflt = "0"},
          {"--micro-tokens", OPT_INT, "N", "ppo: tokens of a forward and backward", 1, 1 << 30,
           .dflt = "16384"},
          {"--largest", OPT_INT, "N", "comm: bytes from each rank to each other", 1, 1 << 30,

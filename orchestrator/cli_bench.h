@@ -10,6 +10,7 @@ CliResult bench_train(const Args *a, Error *err);
 CliResult bench_kernels(const Args *a, Error *err);
 CliResult bench_ppo(const Args *a, Error *err);
 CliResult bench_comm(const Args *a, Error *err);
+CliResult bench_rollout(const Args *a, Error *err);
 
 /* ---- what they work on (cli_bench_work.c) ---- */
 

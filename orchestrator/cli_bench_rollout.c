@@ -1,0 +1,225 @@
+/* rlhf bench rollout: answers to random prompts by random weights, prefill and decode apart.
+ *
+ * No EOS is drawn: random weights draw all ids alike. With --lengths eos every answer has a limit
+ * of its own instead, at random; the rows it leaves are filled in the same way. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/rng.h"
+#include "orchestrator/cli_bench.h"
+
+enum { SHORTEST = 16, LONGEST = 1024, MOST_ROWS = 256 };
+
+typedef struct RolloutBench {
+  const char *name;
+  ModelConfig config;
+  BenchRig rig;
+  int prompts, length, response, rows, look, runs;
+  bool eos;         /* lengths at random */
+  int n;            /* this rank's prompts */
+  GenRequest *own;  /* [n] */
+  int32_t *lengths; /* [n] */
+} RolloutBench;
+
+/* Of all ranks: tokens are sums, times and bytes of a rank are the most. */
+typedef struct RolloutFigures {
+  double prompt_tokens, generated, drawn, steps, step_rows, cached;
+  double all, prefill, decode, gather, peak;
+} RolloutFigures;
+
+/* ---- requests ---- */
+
+static int32_t random_length(const RolloutBench *b, int prompt) {
+  int room = b->config.max_positions - b->length;
+  int longest = room < LONGEST ? room : LONGEST;
+  return SHORTEST + (int32_t)(rng_uniform(3, 1, (uint64_t)prompt) * (longest - SHORTEST + 1));
+}
+
+static void fill_requests(RolloutBench *b, const int32_t *tokens) {
+  const Grid *g = b->rig.grid;
+  b->own = mem_alloc((size_t)b->prompts, sizeof *b->own);
+  b->lengths = mem_alloc((size_t)b->prompts, sizeof *b->lengths);
+  for (int i = g->rank; i < b->prompts; i += g->world) {
+    b->own[b->n] = (GenRequest){.prompt = tokens + (int64_t)i * b->length,
+                                .prompt_len = b->length,
+                                .prompt_id = i,
+                                .sample_id = 0};
+    b->lengths[b->n++] = b->eos ? random_length(b, i) : b->response;
+  }
+}
+
+static GenParams params(const RolloutBench *b, uint64_t step) {
+  int rows = b->n < MOST_ROWS ? b->n : MOST_ROWS;
+  return (GenParams){.sample = {.temperature = 1, .top_p = 1},
+                     .max_new_tokens = b->eos ? LONGEST : b->response,
+                     .max_new_of = b->lengths,
+                     .seed = 5,
+                     .step = step,
+                     .max_batch = b->rows ? b->rows : rows,
+                     .look = b->look};
+}
+
+/* ---- a rollout ---- */
+
+static RolloutFigures figures(const RolloutBench *b, const GenStats *s, double all) {
+  double sum[] = {(double)s->prompt_tokens, (double)s->generated_tokens, (double)s->drawn_rows,
+                  (double)s->step_rows,     (double)s->cached_tokens,    (double)s->decode_steps};
+  double most[] = {all, s->prefill_seconds, s->decode_seconds, s->gather_seconds,
+                   (double)device_peak_bytes(b->rig.device)};
+  comm_all_reduce_f64(b->rig.grid->all, sum, 6, false);
+  comm_all_reduce_f64(b->rig.grid->all, most, 5, true);
+  return (RolloutFigures){.prompt_tokens = sum[0],
+                          .generated = sum[1],
+                          .drawn = sum[2],
+                          .step_rows = sum[3],
+                          .cached = sum[4],
+                          .steps = sum[5],
+                          .all = most[0],
+                          .prefill = most[1],
+                          .decode = most[2],
+                          .gather = most[3],
+                          .peak = most[4]};
+}
+
+static int roll_out(RolloutBench *b, Model *m, uint64_t step, RolloutFigures *f, Error *err) {
+  GenParams p = params(b, step);
+  GenResult *out = mem_zalloc((size_t)b->prompts, sizeof *out);
+  GenStats stats;
+  comm_barrier(b->rig.grid->all);
+  device_sync(b->rig.device);
+  device_reset_peak(b->rig.device);
+  double start = clock_seconds();
+  int rc = generate(m, &p, b->own, b->n, out, &stats, err);
+  double all = clock_seconds() - start;
+  gen_results_free(out, b->n);
+  free(out);
+  if (rc == 0) *f = figures(b, &stats, all);
+  return rc;
+}
+
+/* The first is not measured: it measures plans, and the arena becomes one piece behind it. */
+static int best_of_runs(RolloutBench *b, Model *m, RolloutFigures *best, Error *err) {
+  for (int r = 0; r <= b->runs; r++) {
+    RolloutFigures f;
+    if (roll_out(b, m, (uint64_t)r, &f, err)) return -1;
+    if (r <= 1 || f.all < best->all) *best = f;
+  }
+  return 0;
+}
+
+/* ---- the table ---- */
+
+/* What every step reads of the weights: of an embedding of its own only a few rows. */
+static double weight_bytes(const RolloutBench *b) {
+  const ModelConfig *c = &b->config;
+  double params = (double)model_config_params(c, HEAD_LM);
+  double width = c->embed_dim ? c->embed_dim : c->hidden;
+  if (!c->tied_head) params -= width * c->vocab_size;
+  return params * (double)dtype_size(b->rig.compute);
+}
+
+static double token_bytes(const RolloutBench *b) {
+  const ModelConfig *c = &b->config;
+  return 2.0 * c->n_layers * c->n_kv_heads * c->head_dim * (double)dtype_size(b->rig.compute);
+}
+
+static void print_row(const char *name, double seconds, double tokens) {
+  printf("%-8s %10.2f %10.0f %10.0f\n", name, seconds * 1e3, tokens,
+         seconds > 0 ? tokens / seconds : 0);
+}
+
+static void print_figures(const RolloutBench *b, const RolloutFigures *f, double copy_rate) {
+  const double gib = 1024.0 * 1024 * 1024;
+  double world = b->rig.grid->world, cached = f->cached * token_bytes(b);
+  printf("\n%-8s %10s %10s %10s\n", "phase", "ms", "tokens", "tok/s");
+  print_row("prefill", f->prefill, f->prompt_tokens);
+  print_row("decode", f->decode, f->drawn);
+  print_row("all", f->all, f->generated);
+  if (f->steps > 0) {
+    double step = f->decode * world / f->steps;
+    double weights = weight_bytes(b), cache = cached / f->steps;
+    printf("a rank decodes in %.0f steps of %.1f rows, %.1f %% of which draw\n", f->steps / world,
+           f->step_rows / f->steps, 100 * f->drawn / f->step_rows);
+    printf(
+        "a step takes %.3f ms and reads %.4f GB of weights and %.4f GB of cache: %.3f TB/s, "
+        "%.1f %% of the copy rate of %.3f\n",
+        step * 1e3, weights / 1e9, cache / 1e9, (weights + cache) / step / 1e12,
+        100 * (weights + cache) / step / copy_rate, copy_rate / 1e12);
+  }
+  printf("%.3f s in all, gathering weights %.3f; %.2f GiB of a rank at most\n", f->all, f->gather,
+         f->peak / gib);
+}
+
+static void print_head(const RolloutBench *b) {
+  GenParams p = params(b, 0);
+  char lengths[64];
+  snprintf(lengths, sizeof lengths, b->eos ? "%d to %d at random" : "%d",
+           b->eos ? SHORTEST : b->response, LONGEST);
+  printf(
+      "%s, %.2f million parameters; %d prompts of %d tokens, answers of %s; %s, %s; a look every "
+      "%d steps\n",
+      b->name, (double)model_config_params(&b->config, HEAD_LM) / 1e6, b->prompts, b->length,
+      lengths, device_describe(b->rig.device), dtype_name(b->rig.compute),
+      gen_look(&p, device_kind(b->rig.device)));
+}
+
+/* ---- the command ---- */
+
+static int measure(RolloutBench *b, Error *err) {
+  bool half = b->rig.compute == DT_BF16, root = b->rig.grid->rank == 0;
+  ModelOptions o = {
+      .head = HEAD_LM,
+      .seed = 1,
+      .zero = {.stage = 3, .wire = half ? WIRE_BF16 : WIRE_F32, .compute = b->rig.compute}};
+  Tokens drawn = tokens_draw(&b->config, b->prompts, b->prompts * b->length, 77);
+  fill_requests(b, drawn.tokens);
+  if (root) print_head(b);
+  Arena *arena = arena_create(b->rig.device, bench_take, bench_give);
+  Model *m = bench_model_create(b->rig.device, b->rig.grid, arena, &b->config, &o);
+  double copy_rate = device_measure(b->rig.device).copy_bytes;
+  RolloutFigures f = {0};
+  int rc = best_of_runs(b, m, &f, err);
+  if (rc == 0 && root) print_figures(b, &f, copy_rate);
+  model_free(m);
+  arena_free(arena);
+  tokens_free(&drawn);
+  free(b->own);
+  free(b->lengths);
+  return rc;
+}
+
+static CliResult read_args(RolloutBench *b, const Args *a, Error *err) {
+  const char *lengths = args_word(a, "--lengths");
+  b->prompts = (int)args_int(a, "--prompts");
+  b->length = (int)args_int(a, "--prompt-length");
+  b->response = (int)args_int(a, "--response");
+  b->rows = (int)args_int(a, "--rows");
+  b->look = (int)args_int(a, "--look");
+  b->runs = args_given(a, "--steps") ? (int)args_int(a, "--steps") : 1;
+  b->eos = strcmp(lengths, "eos") == 0;
+  if (!b->eos && strcmp(lengths, "fixed") != 0) {
+    error_set(err, "--lengths: found \"%s\"; expected fixed or eos", lengths);
+    return CLI_USAGE;
+  }
+  if ((int64_t)b->prompts * b->length <= INT32_MAX) return CLI_OK;
+  error_set(err, "--prompts x --prompt-length: expected at most %d tokens", INT32_MAX);
+  return CLI_USAGE;
+}
+
+static int open_model(RolloutBench *b, const Args *a, Error *err) {
+  int response = b->eos ? SHORTEST : b->response;
+  if (bench_model(args_text(a, "--model"), &b->name, &b->config, err)) return -1;
+  if (b->length + response <= b->config.max_positions) return 0;
+  return error_set(err, "prompt and answer are %d tokens together; %s takes %d positions",
+                   b->length + response, b->name, b->config.max_positions);
+}
+
+CliResult bench_rollout(const Args *a, Error *err) {
+  RolloutBench b = {0};
+  CliResult rc = read_args(&b, a, err);
+  if (rc == CLI_OK) rc = bench_rig_open(&b.rig, a, err);
+  if (rc == CLI_OK && comm_agree(b.rig.grid->all, open_model(&b, a, err), err)) rc = CLI_FAILED;
+  if (rc == CLI_OK && measure(&b, err)) rc = CLI_FAILED;
+  bench_rig_close(&b.rig);
+  return rc;
+}
