@@ -6,7 +6,8 @@
  *
  * A device with graphs queues a whole step at once. A graph has one number of rows, so rows are
  * filled up by inert ones to one of few numbers, a bucket; each bucket's first step runs as it is
- * (the graph needs what that prepares), its second is captured. */
+ * (the graph needs what that prepares), the next is captured. With many rows a few run so: products
+ * find their best algorithm in their first uses. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@
 
 typedef struct Bucket {
   int rows;
-  bool prepared;      /* a step has run */
+  int prepared;       /* steps that ran as they are */
   DeviceGraph *graph; /* NULL: not yet, or the device has none */
 } Bucket;
 
@@ -160,19 +161,23 @@ static void queue_step(Step *s) {
   d->ops->decode_advance(d->device, *r);
 }
 
+static int steps_before_capture(int rows) { return rows > 64 ? 4 : 1; }
+
 static void run_steps(Decoder *d, int rows, int steps) {
   Bucket *b = bucket_of(d->burst, rows);
   Step s = {d, device_rows(d, rows)};
   for (int i = 0; i < steps; i++) {
-    if (b->prepared && !b->graph && device_capture_begin(d->device)) {
+    bool ready = b->prepared >= steps_before_capture(rows);
+    if (ready && !b->graph && device_capture_begin(d->device)) {
       queue_step(&s);
       b->graph = device_capture_end(d->device);
     }
-    if (b->graph)
+    if (b->graph) {
       device_graph_launch(d->device, b->graph);
-    else
+    } else {
       queue_step(&s);
-    b->prepared = true;
+      b->prepared++;
+    }
   }
 }
 

@@ -1,0 +1,244 @@
+/* Rollouts on the GPU: the CPU's tokens, whatever the batch and however often the host looks, with
+ * rows that end, wait and give way while steps are queued. Skips where there is no GPU.
+ *
+ * F32: tokens are equal, but for ties of greedy choices (two samples of one prompt are one tie).
+ * Logits differ by some 1e-6 of the largest, and none of these random numbers lies so near to an
+ * edge between two ids.
+ * BF16: a row's bits do not depend on the others while there are at most 64, so tokens are equal
+ * with one look and another. */
+#include <math.h>
+
+#include "generation/generation.h"
+#include "tests/family_test.h"
+
+enum { MOST = 70, NEW = 40, PROMPT = 60 };
+
+static struct {
+  Bench cpu, gpu;
+  int failures;
+} two;
+
+static void need_gpu(void) {
+  Error err = {""};
+  if (two.gpu.device) return;
+  two.gpu = bench_open_on(DEVICE_CUDA, &err);
+  if (!two.gpu.device) {
+    print_message("%s\n", err.msg);
+    skip();
+  }
+  two.cpu = bench_open();
+}
+
+static void done(void) {
+  int failures = two.failures;
+  two.failures = 0;
+  if (failures) fail_msg("%d comparisons failed; see above", failures);
+}
+
+/* Heads of 64 and rows of whole 16-byte words, or nothing of that kind. */
+static ModelConfig config(bool odd) {
+  return (ModelConfig){.family = "llama",
+                       .vocab_size = odd ? 997 : 1000,
+                       .hidden = odd ? 90 : 256,
+                       .n_layers = 3,
+                       .n_heads = 4,
+                       .n_kv_heads = 2,
+                       .head_dim = odd ? 18 : 64,
+                       .ffn = odd ? 130 : 704,
+                       .max_positions = 512,
+                       .norm_eps = 1e-5f,
+                       .rope_theta = 10000,
+                       .init_std = odd ? 0.1f : 0.06f,
+                       .bos_id = 1,
+                       .pad_id = -1};
+}
+
+static Model *make(Bench *b, bool odd, DType compute) {
+  ModelConfig c = config(odd);
+  ModelOptions o = {.head = HEAD_LM, .seed = 6, .zero = {.stage = 3, .compute = compute}};
+  return tiny_model(b, b->grid, &c, &o);
+}
+
+typedef struct Requests {
+  GenRequest req[MOST];
+  int32_t prompt[MOST][PROMPT];
+} Requests;
+
+/* Prompts of all lengths, two samples of each. */
+static void fill(Requests *r, int vocab) {
+  for (int i = 0; i < MOST; i++) {
+    int id = i / 2, len = 1 + id * 23 % PROMPT;
+    for (int t = 0; t < len; t++)
+      r->prompt[i][t] = (int32_t)(rng_block(3, (uint64_t)id, (uint64_t)t).v[0] % (unsigned)vocab);
+    r->req[i] = (GenRequest){
+        .prompt = r->prompt[i], .prompt_len = len, .prompt_id = id, .sample_id = i % 2};
+  }
+}
+
+/* Sampling ends a sequence at one id in fifty. */
+static GenParams params(bool greedy) {
+  GenParams p = {.sample = {.temperature = 1, .top_p = 1, .greedy = greedy},
+                 .max_new_tokens = NEW,
+                 .n_eos = MODEL_MAX_EOS,
+                 .seed = 5,
+                 .step = 3};
+  for (int i = 0; i < p.n_eos; i++) p.eos_ids[i] = 17 + 40 * i;
+  return p;
+}
+
+static GenStats run(Model *m, const GenParams *p, const Requests *r, int n, GenResult *out) {
+  Error err = {""};
+  GenStats s;
+  if (generate(m, p, r->req, n, out, &s, &err)) fail_msg("%s", err.msg);
+  return s;
+}
+
+typedef struct Differences {
+  int tokens, ties; /* sequences that differ; those that do so from a tie on */
+  double logprobs;  /* up to there, the most */
+} Differences;
+
+/* Greedy choices between two ids whose logits agree to rounding may fall either way. */
+static void compare_one(const GenResult *got, const GenResult *want, bool greedy, double bound,
+                        Differences *d) {
+  int t = 0;
+  for (; t < got->n && t < want->n && got->tokens[t] == want->tokens[t]; t++)
+    d->logprobs = fmax(d->logprobs, fabs((double)got->logprobs[t] - (double)want->logprobs[t]));
+  if (got->n == want->n && t == want->n && got->ended == want->ended) return;
+  bool tie = greedy && t < got->n && t < want->n &&
+             fabs((double)got->logprobs[t] - (double)want->logprobs[t]) < bound;
+  d->tokens += !tie;
+  d->ties += tie;
+}
+
+/* Also prints the time of a step. */
+static void compare(const char *what, const GenParams *p, int n, const GenStats *s,
+                    const GenResult *got, const GenResult *want, double bound) {
+  Differences d = {0};
+  for (int i = 0; i < n; i++) compare_one(&got[i], &want[i], p->sample.greedy, bound, &d);
+  bool ok = d.tokens == 0 && d.ties <= 2 && d.logprobs <= bound;
+  print_message(
+      "%s %s, %d requests, %s, look %d, batch %d, page %d, kv %d: %d differ, %d after a "
+      "tie, log-probabilities by %.1e; %.0f us a step of %.1f rows\n",
+      ok ? "      " : "FAILED", what, n, p->sample.greedy ? "greedy" : "sampled", p->look,
+      p->max_batch, p->page_size, (int)p->max_kv_tokens, d.tokens, d.ties, d.logprobs,
+      1e6 * s->decode_seconds / (double)s->decode_steps,
+      (double)s->step_rows / (double)s->decode_steps);
+  two.failures += !ok;
+}
+
+static const struct Way {
+  int n, look, batch, page, kv, min_new;
+} ways[] = {{1, 1, 1, 16, 0, 0},     {1, 8, 1, 5, 0, 0},     {3, 8, 3, 16, 0, 0},
+            {20, 1, 20, 16, 0, 0},   {20, 8, 20, 16, 0, 0},  {40, 8, 40, 7, 0, 0},
+            {40, 8, 12, 16, 0, 0},   {40, 3, 40, 4, 500, 0}, {MOST, 8, MOST, 16, 0, 0},
+            {MOST, 8, 66, 16, 0, 5}, {MOST, 50, 9, 32, 0, 0}};
+enum { N_WAYS = sizeof ways / sizeof *ways };
+
+static GenParams params_of(const struct Way *w, bool greedy) {
+  GenParams p = params(greedy);
+  p.look = w->look;
+  p.max_batch = w->batch;
+  p.page_size = w->page;
+  p.max_kv_tokens = w->kv;
+  p.min_new_tokens = w->min_new;
+  return p;
+}
+
+static void compare_devices(bool odd, bool greedy) {
+  Model *cpu = make(&two.cpu, odd, DT_F32), *gpu = make(&two.gpu, odd, DT_F32);
+  Requests *r = mem_zalloc(1, sizeof *r);
+  fill(r, model_config(cpu)->vocab_size);
+  GenResult want[2][MOST], got[MOST];
+  for (int ban = 0; ban < 2; ban++) {
+    GenParams p = params(greedy);
+    p.look = 1;
+    p.min_new_tokens = ban ? 5 : 0;
+    run(cpu, &p, r, MOST, want[ban]);
+  }
+  for (int k = 0; k < N_WAYS; k++) {
+    GenParams p = params_of(&ways[k], greedy);
+    GenStats s = run(gpu, &p, r, ways[k].n, got);
+    compare(odd ? "F32, odd sizes" : "F32", &p, ways[k].n, &s, got, want[ways[k].min_new > 0],
+            1e-4);
+    gen_results_free(got, ways[k].n);
+  }
+  for (int ban = 0; ban < 2; ban++) gen_results_free(want[ban], MOST);
+  free(r);
+  model_free(cpu);
+  model_free(gpu);
+}
+
+static void tokens_are_the_cpus(void **state) {
+  (void)state;
+  need_gpu();
+  for (int k = 0; k < 4; k++) compare_devices(k / 2, k % 2);
+  done();
+}
+
+/* At most 64 rows that all enter at once. */
+static void a_look_changes_no_bit(void **state) {
+  (void)state;
+  need_gpu();
+  Model *m = make(&two.gpu, false, DT_BF16);
+  Requests *r = mem_zalloc(1, sizeof *r);
+  fill(r, model_config(m)->vocab_size);
+  static const int sizes[] = {1, 7, 40, 64}, looks[] = {3, 8, 50};
+  for (int i = 0; i < 8; i++) {
+    GenResult want[MOST], got[MOST];
+    GenParams p = params(i % 2);
+    int n = p.max_batch = sizes[i / 2];
+    p.look = 1;
+    run(m, &p, r, n, want);
+    for (int k = 0; k < 3; k++) {
+      p.look = looks[k];
+      GenStats s = run(m, &p, r, n, got);
+      compare("BF16", &p, n, &s, got, want, 0);
+      gen_results_free(got, n);
+    }
+    gen_results_free(want, n);
+  }
+  free(r);
+  model_free(m);
+  done();
+}
+
+/* New weights in the same buffers, and other buffers: no step of an earlier call is run again. */
+static void weights_are_current(void **state) {
+  (void)state;
+  need_gpu();
+  Requests *r = mem_zalloc(1, sizeof *r);
+  fill(r, 1000);
+  GenParams p = params(true);
+  p.max_batch = 20;
+  GenResult want[MOST], got[MOST];
+  for (int k = 0; k < 3; k++) {
+    Model *cpu = make(&two.cpu, false, DT_F32), *gpu = make(&two.gpu, false, DT_F32);
+    for (int round = 0; round < 2; round++) {
+      GenStats s = run(gpu, &p, r, 20, got);
+      run(cpu, &p, r, 20, want);
+      compare("F32, new weights", &p, 20, &s, got, want, 1e-4);
+      gen_results_free(got, 20);
+      gen_results_free(want, 20);
+      Model *both[] = {cpu, gpu};
+      for (int i = 0; i < 2; i++) {
+        int64_t start, count;
+        float *w = zeropp_shard(model_zero(both[i]), STATE_MASTER, 0, &start, &count);
+        for (int64_t j = 0; j < count; j++) w[j] = -w[j];
+        zeropp_shard_written(model_zero(both[i]), STATE_MASTER, 0);
+        zeropp_weights_written(model_zero(both[i]));
+      }
+    }
+    model_free(cpu);
+    model_free(gpu);
+  }
+  free(r);
+  done();
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(tokens_are_the_cpus),
+    cmocka_unit_test(a_look_changes_no_bit),
+    cmocka_unit_test(weights_are_current),
+};
+TEST_MAIN(tests)
