@@ -7,9 +7,11 @@
 
 enum { DEFAULT_PAGE = 16, DEFAULT_BATCH = 64, MOST_BY_PAGES = 256 };
 enum { PREFILL_CPU = 4096, PREFILL_GPU = 16384 };
+enum { ENTER_TOGETHER = 16 }; /* a sixteenth of the rows */
 
 typedef struct Sizes {
   int page_size, n_pages, max_rows, table_width, prefill_tokens, longest;
+  int entering; /* rows that must be free before others enter */
 } Sizes;
 
 int gen_prefill_tokens(DeviceKind kind) { return kind == DEVICE_CPU ? PREFILL_CPU : PREFILL_GPU; }
@@ -81,6 +83,7 @@ static int plan_sizes(const GenParams *p, DeviceKind kind, const int32_t *limits
   z->n_pages = (int)pages;
   z->prefill_tokens = p->prefill_tokens ? p->prefill_tokens : gen_prefill_tokens(kind);
   z->longest = longest;
+  z->entering = gen_look(p, kind) > 1 ? z->max_rows / ENTER_TOGETHER : 1;
   return 0;
 }
 
@@ -95,10 +98,18 @@ static int most_prefill(const Sizes *z, const int32_t *limits, int n) {
   return (int)(all < chunk ? all : chunk);
 }
 
-static int run_all(Decoder *d, Scheduler *s, int prefill_tokens, GenStats *stats, Error *err) {
+/* A prefill of one prompt reads all weights, too, and holds up all rows; so sequences enter a few
+ * at a time, or all that are left. */
+static bool is_time_to_enter(const Scheduler *s, int entering) {
+  int free_rows = s->max_rows - s->n_rows;
+  return s->n_rows == 0 || free_rows >= entering || free_rows >= s->n_waiting;
+}
+
+static int run_all(Decoder *d, Scheduler *s, const Sizes *z, GenStats *stats, Error *err) {
   while (s->n_waiting > 0 || s->n_rows > 0) {
     double t0 = clock_seconds();
-    for (int fresh; (fresh = sched_admit(s, prefill_tokens)) > 0;)
+    bool enter = is_time_to_enter(s, z->entering);
+    for (int fresh; enter && (fresh = sched_admit(s, z->prefill_tokens)) > 0;)
       if (decoder_prefill(d, s->n_rows - fresh, err)) return -1;
     double t1 = clock_seconds();
     stats->prefill_seconds += t1 - t0;
@@ -117,7 +128,7 @@ static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int
                          model_config(m)->n_layers, z->n_pages, z->page_size);
   Scheduler s = sched_create(&kv, req, out, limits, n, z->max_rows, z->table_width);
   Decoder *d = decoder_create(m, p, &s, z->longest - 1, most_prefill(z, limits, n), stats);
-  int rc = run_all(d, &s, z->prefill_tokens, stats, err);
+  int rc = run_all(d, &s, z, stats, err);
   require(rc || kv.n_free == kv.n_pages);
   decoder_destroy(d);
   sched_destroy(&s);

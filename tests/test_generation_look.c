@@ -2,7 +2,7 @@
  * or gives way between two looks, and rows that fill up a bucket draw nothing. */
 #include "tests/generation_test.h"
 
-enum { N = 30, NEW = 40, VOCAB = 97 };
+enum { N = 90, NEW = 40, VOCAB = 97 };
 
 /* A sequence goes on for some 16 tokens, so that most end by an EOS, anywhere in a burst. */
 static GenParams sampled(void) {
@@ -16,9 +16,10 @@ static GenParams sampled(void) {
 
 static const struct Way {
   int look, batch, page, kv, prefill;
-} ways[] = {{1, 0, 0, 0, 0},   {3, 0, 0, 0, 0},     {8, 0, 0, 0, 0},    {8, 1, 0, 0, 0},
-            {3, 5, 1, 0, 0},   {8, 13, 3, 0, 1},    {8, 30, 4, 110, 0}, {3, 30, 1, 101, 0},
-            {50, 30, 2, 0, 0}, {50, 20, 7, 130, 0}, {8, 3, 64, 0, 50},  {1, 30, 5, 120, 0}};
+} ways[] = {{1, 0, 0, 0, 0},    {3, 0, 0, 0, 0},     {8, 0, 0, 0, 0},    {8, 1, 0, 0, 0},
+            {3, 5, 1, 0, 0},    {8, 13, 3, 0, 1},    {8, 30, 4, 110, 0}, {3, 30, 1, 101, 0},
+            {50, 30, 2, 0, 0},  {50, 20, 7, 130, 0}, {2, 48, 8, 0, 0},   {8, 70, 16, 0, 0},
+            {3, 64, 4, 900, 0}, {8, 3, 64, 0, 50},   {1, 30, 5, 120, 0}};
 enum { N_WAYS = sizeof ways / sizeof *ways };
 
 static void use(GenParams *p, const struct Way *w) {
