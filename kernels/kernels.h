@@ -228,7 +228,7 @@ typedef struct Ops {
   void (*rope_write)(Device *, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
                      AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
   /* y_MO has the compute type or F32; it does not alias x. A row's bits do not depend on the other
-   * rows while there are at most 64. What l holds may be read before the op queued right before
+   * rows while there are at most 16. What l holds may be read before the op queued right before
    * this one is done. */
   void (*linear)(Device *, Linear l, Tensor x, Tensor y_MO);
   /* Every row goes on to the token that was drawn for it: history, token, len, position, slot, u;

@@ -90,12 +90,12 @@ static void linear_agrees(void **state) {
   twin_done();
 }
 
-/* The first rows of 64 have the bits that they have by themselves, for any number of them. */
+/* The first rows of 16 have the bits that they have by themselves, for any number of them. */
 static void rows_do_not_meet(void **state) {
   (void)state;
   Twins *t = twins();
-  static const Case all = {64, 700, 2048, FRONT_RMSNORM, false, false, false};
-  static const int some[] = {1, 5, 8, 9, 16, 20, 32, 47, 64};
+  static const Case all = {16, 700, 2048, FRONT_RMSNORM, false, false, false};
+  static const int some[] = {1, 3, 5, 7, 8, 9, 12, 15, 16};
   Product p = product(&all, DT_BF16, 3);
   t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
   float *want = twin_back(p.y);
