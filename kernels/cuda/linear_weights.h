@@ -123,7 +123,7 @@ struct CodeRows {
   const uint8_t *top, *bottom;
   const Weights &w;
   int64_t scale_top, scale_bottom; /* of the rows' first blocks */
-  int first, left;
+  int first, left, own;            /* own: this thread's place in a piece */
 
   __device__ CodeRows(const Weights &weights, int row, int k, int count) : w(weights) {
     int64_t a = min(row, w.n - 1), b = min(row + 8, w.n - 1);
@@ -131,19 +131,22 @@ struct CodeRows {
     bottom = static_cast<const uint8_t *>(w.rows) + b * w.k + k;
     scale_top = a * w.blocks;
     scale_bottom = b * w.blocks;
-    first = k;
+    own = static_cast<int>(threadIdx.x % 4) * OWN;
+    first = k - own;
     left = count;
   }
   __device__ float scale_at(int64_t i) const {
     if (w.scales_bf16) return to_float(static_cast<const bf16 *>(w.scales)[i]);
     return static_cast<const float *>(w.scales)[i];
   }
+  /* Of the last piece of a row some threads have no codes; sums of the others' they have, so the
+   * scales they need all the same. */
   __device__ Piece load(int at) const {
     Piece p = {};
-    if (at >= left) return p;
+    if (at >= left + own) return p;
     int block = (first + at) / w.block;
-    p.top = load_once(top + at);
-    p.bottom = load_once(bottom + at);
+    p.top = load_or_zero(top + at, at < left);
+    p.bottom = load_or_zero(bottom + at, at < left);
     p.scale[0] = scale_at(scale_top + block);
     p.scale[1] = scale_at(scale_bottom + block);
     return p;
