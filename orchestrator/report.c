@@ -27,9 +27,9 @@ struct Report {
   /* The step under way. */
   const char *stage;
   Progress progress;
-  char *figures, *shown;
-  size_t figures_len, shown_len;
-  FILE *figures_out, *shown_out;
+  char *figures, *shown, *costs;
+  size_t figures_len, shown_len, costs_len;
+  FILE *figures_out, *shown_out, *costs_out;
 };
 
 Phase report_phase(Report *r, Phase next) { return phase_clock_switch(&r->clock, next); }
@@ -90,14 +90,17 @@ static int open_metrics(Report *r, Error *err) {
 static void figures_open(Report *r) {
   r->figures_out = open_memstream(&r->figures, &r->figures_len);
   r->shown_out = open_memstream(&r->shown, &r->shown_len);
-  if (!r->figures_out || !r->shown_out) die("out of memory");
+  r->costs_out = open_memstream(&r->costs, &r->costs_len);
+  if (!r->figures_out || !r->shown_out || !r->costs_out) die("out of memory");
 }
 
 static void figures_close(Report *r) {
   fclose(r->figures_out);
   fclose(r->shown_out);
+  fclose(r->costs_out);
   free(r->figures);
   free(r->shown);
+  free(r->costs);
 }
 
 Report *report_open(const ReportOptions *o, Error *err) {
@@ -136,6 +139,7 @@ int64_t report_metrics_bytes(const Report *r) { return r->metrics_bytes; }
 
 void report_set_totals(Report *r, const ReportTotals *t) {
   memcpy(r->totals.phase, t->phase, sizeof r->totals.phase);
+  r->totals.refresh = t->refresh;
   r->totals.steps = t->steps;
   raise_peak(&r->totals, t->phase);
 }
@@ -176,6 +180,23 @@ void report_show(Report *r, const char *label, double value) {
   fprintf(r->shown_out, "  %s %.4g", label, value);
 }
 
+void report_refresh(Report *r, const char *model, ZeroPPRefresh sent) {
+  double x[5] = {(double)sent.weights, (double)sent.changed, (double)sent.bytes,
+                 (double)sent.dense_bytes, (double)sent.int8_bytes};
+  comm_all_reduce_f64(r->grid->all, x, 5, false);
+  if (!(x[0] > 0)) return;
+  fprintf(r->costs_out, ",\"%s_refresh\":{\"changed\":", model);
+  json_put_f64(r->costs_out, x[1] / x[0]);
+  fprintf(r->costs_out, ",\"bytes\":%.0f,\"bfloat16_bytes\":%.0f,\"int8_bytes\":%.0f}", x[2], x[3],
+          x[4]);
+  ZeroPPRefresh *t = &r->totals.refresh;
+  t->weights += (uint64_t)x[0];
+  t->changed += (uint64_t)x[1];
+  t->bytes += (uint64_t)x[2];
+  t->dense_bytes += (uint64_t)x[3];
+  t->int8_bytes += (uint64_t)x[4];
+}
+
 void report_stage(Report *r, const char *stage, int64_t done, int64_t total) {
   PhaseTotals before[PH_COUNT];
   report_phase(r, PH_OTHER);
@@ -189,6 +210,7 @@ void report_break(Report *r) { progress_end(&r->progress); }
 typedef struct StepSums {
   double seconds, comm_seconds, hidden_seconds, flops;
   int64_t generated, trained;
+  uint64_t intra_bytes, inter_bytes;
   size_t peak_bytes;
 } StepSums;
 
@@ -199,6 +221,10 @@ static StepSums sum_step(const PhaseTotals p[PH_COUNT]) {
     s.comm_seconds += p[i].comm_seconds;
     s.hidden_seconds += p[i].hidden_seconds;
     s.flops += p[i].flops;
+    for (CollKind k = 0; k < COLL_KINDS; k++) {
+      s.intra_bytes += p[i].traffic.of[k].intra_bytes;
+      s.inter_bytes += p[i].traffic.of[k].inter_bytes;
+    }
     if (p[i].peak_bytes > s.peak_bytes) s.peak_bytes = p[i].peak_bytes;
   }
   s.generated = p[PH_ROLLOUT].generated_tokens;
@@ -228,7 +254,8 @@ static void put_costs(Report *r, const PhaseTotals p[PH_COUNT], const StepSums *
   fputs(",\"utilisation\":", out);
   json_put_f64(out,
                r->totals.peak_flops > 0 ? s->flops / (s->seconds * r->totals.peak_flops) : NAN);
-  fprintf(out, ",\"peak_bytes\":%zu", s->peak_bytes);
+  fprintf(out, ",\"intra_bytes\":%llu,\"inter_bytes\":%llu,\"peak_bytes\":%zu",
+          (unsigned long long)s->intra_bytes, (unsigned long long)s->inter_bytes, s->peak_bytes);
 }
 
 /* The line, or an error and the file as it was. */
@@ -253,7 +280,7 @@ static int write_line(Report *r, int64_t step, int64_t run_step, const PhaseTota
   fprintf(out, "{\"stage\":\"%s\",\"step\":%lld,\"run_step\":%lld%s", r->stage, (long long)step,
           (long long)run_step, r->figures);
   put_costs(r, p, s, out);
-  fputs("}\n", out);
+  fprintf(out, "%s}\n", r->costs);
   fclose(out);
   int rc = append_line(r, line, len, err);
   free(line);
@@ -267,6 +294,7 @@ int report_step(Report *r, int64_t step, int64_t run_step, Error *err) {
   StepSums s = sum_step(p);
   fflush(r->figures_out);
   fflush(r->shown_out);
+  fflush(r->costs_out);
   if (step > 0) r->totals.steps++;
   int rc = r->grid->rank == 0 ? write_line(r, step, run_step, p, &s, err) : 0;
   if (rc == 0)

@@ -18,6 +18,7 @@ typedef struct ReportTotals {
   PhaseTotals phase[PH_COUNT];
   int ranks;
   int64_t steps;
+  ZeroPPRefresh refresh; /* by delta, all models */
   double peak_flops; /* per second, all ranks together: the best of GEMMs measured at the start and
                         the end, and of any phase; 0: not measured */
   char device[256];
@@ -66,6 +67,10 @@ void report_count(Report *r, int64_t sequences, int64_t prompt_tokens, int64_t g
 void report_metric(Report *r, const char *name, double value);
 void report_metric_int(Report *r, const char *name, int64_t value);
 void report_show(Report *r, const char *label, double value); /* also on the step line */
+
+/* What refreshes by delta sent of a model during the step, this rank's part; the line has it behind
+ * the other costs. Nothing where there was none on any rank. Collective. */
+void report_refresh(Report *r, const char *model, ZeroPPRefresh sent);
 
 /* A stage of `total` steps begins, `done` of them already behind it: what passed before belongs to
  * no step. Collective. */

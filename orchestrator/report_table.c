@@ -110,6 +110,14 @@ static void print_traffic(const ReportTotals *t, FILE *out) {
   }
 }
 
+static void print_refresh(const ZeroPPRefresh *x, FILE *out) {
+  if (x->weights == 0) return;
+  fprintf(out,
+          "\nrefresh: %.2f %% of weights changed; %.2f MiB sent, %.2f as bfloat16, %.2f as int8\n",
+          100 * (double)x->changed / (double)x->weights, (double)x->bytes / MIB,
+          (double)x->dense_bytes / MIB, (double)x->int8_bytes / MIB);
+}
+
 void report_table(const ReportTotals *t, FILE *out) {
   Sums s = sum_phases(t);
   fprintf(out, "%lld steps on %d rank%s (%s)\n", (long long)t->steps, t->ranks,
@@ -126,6 +134,7 @@ void report_table(const ReportTotals *t, FILE *out) {
   print_work(t, s.flops, s.seconds, out);
   print_links(s.comm_seconds, s.hidden_seconds, s.intra, s.inter, s.peak_bytes, out);
   print_traffic(t, out);
+  print_refresh(&t->refresh, out);
 }
 
 int report_print_run(const char *run_dir, FILE *out, Error *err) {

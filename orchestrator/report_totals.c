@@ -48,12 +48,19 @@ static json_t *phase_json(const PhaseTotals *p) {
                    (json_int_t)p->peak_bytes, "traffic", traffic_json(&p->traffic));
 }
 
+static json_t *refresh_json(const ZeroPPRefresh *x) {
+  return json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)x->weights, "changed",
+                   (json_int_t)x->changed, "bytes", (json_int_t)x->bytes, "bfloat16_bytes",
+                   (json_int_t)x->dense_bytes, "int8_bytes", (json_int_t)x->int8_bytes);
+}
+
 json_t *report_totals_json(const ReportTotals *t) {
   json_t *all = json_object();
   for (Phase p = 0; p < PH_COUNT; p++)
     json_object_set_new(all, phases[p].name, phase_json(&t->phase[p]));
-  return json_pack("{s:i, s:I, s:s, s:f, s:o}", "ranks", t->ranks, "steps", (json_int_t)t->steps,
-                   "device", t->device, "peak_flops_per_second", t->peak_flops, "phases", all);
+  return json_pack("{s:i, s:I, s:s, s:f, s:o, s:o}", "ranks", t->ranks, "steps",
+                   (json_int_t)t->steps, "device", t->device, "peak_flops_per_second",
+                   t->peak_flops, "phases", all, "refresh", refresh_json(&t->refresh));
 }
 
 static int count_parse(const json_t *obj, const char *key, const char *file, int64_t *out,
@@ -96,6 +103,25 @@ static int phase_parse(const json_t *obj, const char *file, PhaseTotals *out, Er
   return 0;
 }
 
+/* Absent in files of before. */
+static int refresh_parse(const json_t *obj, const char *file, ZeroPPRefresh *out, Error *err) {
+  if (!obj) return 0;
+  const struct {
+    const char *key;
+    uint64_t *to;
+  } counts[] = {{"weights", &out->weights},
+                {"changed", &out->changed},
+                {"bytes", &out->bytes},
+                {"bfloat16_bytes", &out->dense_bytes},
+                {"int8_bytes", &out->int8_bytes}};
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    int64_t n;
+    if (count_parse(obj, counts[i].key, file, &n, err)) return -1;
+    *counts[i].to = (uint64_t)n;
+  }
+  return 0;
+}
+
 int report_totals_parse(const json_t *obj, const char *file, ReportTotals *out, Error *err) {
   memset(out, 0, sizeof *out);
   int64_t ranks;
@@ -105,6 +131,7 @@ int report_totals_parse(const json_t *obj, const char *file, ReportTotals *out, 
       json_get_str_or(obj, "device", file, "", &device, err) ||
       json_get_f64_or(obj, "peak_flops_per_second", file, 0, &out->peak_flops, err))
     return -1;
+  if (refresh_parse(json_object_get(obj, "refresh"), file, &out->refresh, err)) return -1;
   out->ranks = (int)ranks;
   snprintf(out->device, sizeof out->device, "%s", device);
   const json_t *all = json_object_get(obj, "phases");

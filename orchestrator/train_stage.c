@@ -36,14 +36,32 @@ static int save_state(Session *s, const TrainedModel *models, int n_models, Erro
   return rc;
 }
 
+/* What refreshes sent since `before`, model by model. */
+static void report_refreshes(Session *s, const Stage *stage, const ZeroPPRefresh *before) {
+  if (strcmp(s->recipe->zeropp.refresh, "delta") != 0) return;
+  for (int i = 0; i < stage->n_models; i++) {
+    ZeroPPRefresh x = zeropp_refreshed(model_zero(stage->models[i].model));
+    x.weights -= before[i].weights;
+    x.changed -= before[i].changed;
+    x.bytes -= before[i].bytes;
+    x.dense_bytes -= before[i].dense_bytes;
+    x.int8_bytes -= before[i].int8_bytes;
+    report_refresh(s->report, stage->models[i].name, x);
+  }
+}
+
 static int one_step(Session *s, Stage *stage, Error *err) {
   TrainState *at = &s->state;
   int64_t every = s->recipe->checkpoint.every;
+  ZeroPPRefresh before[2] = {{0}};
+  for (int i = 0; i < stage->n_models; i++)
+    before[i] = zeropp_refreshed(model_zero(stage->models[i].model));
   if (stage->step(stage->ctx, at->step, err)) return -1;
   report_phase(s->report, PH_OTHER);
   at->step++;
   at->run_step++;
   if (evaluate(s, stage, at->step, err)) return -1;
+  report_refreshes(s, stage, before);
   if (report_step(s->report, at->step, at->run_step, err)) return -1;
   bool last = at->step == stage->steps; /* the stage's end writes its own */
   if (every > 0 && at->step % every == 0 && !last)

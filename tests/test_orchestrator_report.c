@@ -201,6 +201,11 @@ static void a_shortened_file_is_refused(void **state) {
 
 static ReportTotals sample_totals(void) {
   ReportTotals t = {.ranks = 2, .steps = 7, .peak_flops = 1e9, .device = "a \"machine\""};
+  t.refresh = (ZeroPPRefresh){.weights = 4 << 20,
+                              .changed = 1 << 20,
+                              .bytes = 1 << 20,
+                              .dense_bytes = 8 << 20,
+                              .int8_bytes = 5 << 20};
   t.phase[PH_ROLLOUT] = (PhaseTotals){.seconds = 2,
                                       .flops = 1e9,
                                       .comm_seconds = 0.25,
@@ -263,6 +268,11 @@ static void the_table_counts_what_it_says(void **state) {
   row_fields(text, "\ntotal", f);
   assert_string_equal(f[0], "8.00");
   assert_string_equal(f[3], "12.5%"); /* of the peak, over all seconds */
+  free(text);
+  text = print_table(&t);
+  assert_non_null(strstr(text,
+                         "\nrefresh: 25.00 % of weights changed; 1.00 MiB sent, 8.00 as "
+                         "bfloat16, 5.00 as int8\n"));
   free(text);
 }
 

@@ -103,6 +103,7 @@ static void check_traffic(int local) {
   }
   ZeroPPConfig cfg = by_delta();
   cfg.refresh_check = 0;
+  cfg.block = 256;
   ZeroPP *z = zeropp_create(m.device, m.grid, &cfg, specs, UNITS);
   zeropp_init_random(z, 3);
   zeropp_gather_all(z);
@@ -129,6 +130,10 @@ static void check_traffic(int local) {
     double share = (double)(r.changed - r0.changed) / (double)(r.weights - r0.weights);
     uint64_t sent = r.bytes - r0.bytes, dense_bytes = r.dense_bytes - r0.dense_bytes;
     whole = dense_bytes;
+    /* Two scales of 256 numbers to a row of 400; a piece may end within a row. */
+    uint64_t as_int8 = r.int8_bytes - r0.int8_bytes, own = dense_bytes / 2;
+    uint64_t least = own + own * 2 / WIDTH * 4;
+    assert_true(as_int8 >= least && as_int8 <= least + (uint64_t)UNITS * 8);
     assert_true(rates[s] > 1e-2 ? share > 0.9 : share > 0.01 && share < 0.1);
     assert_true(rates[s] > 1e-2 ? sent == whole : sent < whole / 10);
     if (m.grid->nodes == 2 && local * 2 == launch_world() && ROWS % launch_world() == 0)

@@ -152,6 +152,18 @@ static void encode_all(ZeroPP *z, Memory from) {
   free(parts);
 }
 
+/* This rank's piece of a unit as int8: a row's last block may be short, so it is by rows. */
+static uint64_t int8_bytes(const ZeroPP *z, const Unit *u) {
+  int64_t block = z->cfg.block, scale = (int64_t)dtype_size(z->cfg.scale), bytes = 0;
+  const Slot *slot = u->slots + pieces_own(z, u).first * u->count;
+  for (int i = 0; i < u->count; i++) {
+    WireSpan s = slot[i].span;
+    int64_t row_blocks = (s.width + block - 1) / block;
+    bytes += s.count + (s.count * row_blocks + s.width - 1) / s.width * scale;
+  }
+  return (uint64_t)bytes;
+}
+
 /* Sizes of all nodes, and what of this one's will be sent whole. */
 static void share_sizes(ZeroPP *z) {
   Delta *d = z->delta;
@@ -164,6 +176,7 @@ static void share_sizes(ZeroPP *z) {
     own[i] = follows && sizes[i].bytes <= u->delta_room ? sizes[i].bytes + 1 : SEND_WHOLE;
     d->count.weights += (uint64_t)u->owned;
     d->count.dense_bytes += 2 * (uint64_t)u->owned;
+    d->count.int8_bytes += int8_bytes(z, u);
     if (follows) d->count.changed += sizes[i].changed;
     if (!follows) d->count.changed += (uint64_t)u->owned;
   }

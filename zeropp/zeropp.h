@@ -128,6 +128,7 @@ void zeropp_release(ZeroPP *z, int unit);
 typedef struct ZeroPPRefresh {
   uint64_t weights, changed;
   uint64_t bytes, dense_bytes; /* sent, and what all of them would have been in BF16 */
+  uint64_t int8_bytes;         /* and as qwZ with the config's blocks sends them */
 } ZeroPPRefresh;
 ZeroPPRefresh zeropp_refreshed(const ZeroPP *z);
 /* Holds every unit FULL (the rollout's replica, small models) until the matching release. */
