@@ -172,16 +172,19 @@ nodes() { train 4 nodes --set zeropp.ranks_per_node=2 && same_to 1e-5 one nodes 
 ok "the same on 2 nodes of 2 ranks" nodes
 
 # What zeropp.refresh changes is bytes: dense and by delta are bit for bit the same run, and a step says what it sent.
-delta() {
-  local sets="--set zeropp.ranks_per_node=2 --set zeropp.wire=bfloat16 --set zeropp.hpz=on"
-  train 4 dense $sets && train 4 delta $sets --set zeropp.refresh=delta && same_run dense delta &&
+delta() { # RANKS RANKS-PER-NODE
+  local sets="--set zeropp.ranks_per_node=$2 --set zeropp.wire=bfloat16 --set zeropp.hpz=on --set run.overwrite=true" key
+  train "$1" dense $sets && train "$1" delta $sets --set zeropp.refresh=delta && same_run dense delta &&
     grep -q '^refresh: .* of weights changed' out && ! grep -q _refresh dense/metrics.jsonl &&
     for key in '"sft","step":2,.*"model' '"reward","step":2,.*"model' '"ppo","step":3,.*"actor' '"ppo","step":3,.*"critic'; do
       grep -qE "$key"'_refresh":\{"changed":0?\.[0-9]+,"bytes":[0-9]+,"bfloat16_bytes":[0-9]+,"int8_bytes":[0-9]+\}' \
         delta/metrics.jsonl || { echo "# no $key"; return 1; }
     done
 }
-ok "refreshes by delta: the same bits in all stages, and what they sent" delta
+for grid in "2 1" "4 2" "6 3" "8 2"; do
+  # shellcheck disable=SC2086
+  ok "refreshes by delta on ranks and ranks per node $grid: the same bits in all stages, and what they sent" delta $grid
+done
 
 micro() { train 1 micro --set batch.micro_tokens=40 --set zeropp.recompute=full && same_to 1e-5 one micro; }
 ok "the same with other micro-batches and recomputation" micro
