@@ -34,6 +34,11 @@ double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
   return unit(b.v[0], b.v[1]);
 }
 
+float rng_uniform_f32(uint64_t seed, uint64_t stream, uint64_t index) {
+  float u = (float)rng_uniform(seed, stream, index);
+  return u < 1 ? u : nextafterf(1, 0);
+}
+
 float rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
   const double two_pi = 6.283185307179586476925;
   RngBlock b = rng_block(seed, stream, index);

@@ -107,10 +107,8 @@ uint64_t request_stream(const GenParams *p, const GenRequest *q) {
   return rng_mix(rng_mix(p->step, (uint32_t)q->prompt_id), (uint32_t)q->sample_id);
 }
 
-/* In (0, 1) also as a float: rounding must not make it 1. */
 float random_number(const GenParams *p, const GenRequest *q, int position) {
-  float u = (float)rng_uniform(p->seed, request_stream(p, q), (uint64_t)position);
-  return u < 1 ? u : nextafterf(1, 0);
+  return rng_uniform_f32(p->seed, request_stream(p, q), (uint64_t)position);
 }
 
 /* Draws for n rows from `first` on; logits row i is row first + i. Rows with and without the ban on

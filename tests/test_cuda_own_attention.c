@@ -1,5 +1,6 @@
 /* Our own attention kernels against the CPU's: F32 and BF16, packed sequences, grouped heads,
  * windows, head sizes on and off the tensor cores. */
+#include "tests/attention_cases.h"
 #include "tests/twin.h"
 
 /* Behind the ops' backs: attention.cu may prefer cuDNN. Absent from builds without CUDA. */
@@ -8,15 +9,6 @@ __attribute__((weak)) void own_attention_fwd(Device *d, Tensor qkv_NQ, Segments 
 __attribute__((weak)) void own_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ,
                                              Tensor out_NHD, Tensor lse_NH, Segments seg,
                                              AttnShape s, Tensor dqkv_NQ);
-
-typedef struct Case {
-  int n_seqs;
-  int32_t len[24];
-  AttnShape s;
-} Case;
-
-#define MANY_SHORT \
-  { 1, 2, 1, 3, 1, 0, 5, 1, 1, 2, 8, 1, 1, 0, 4, 1, 7, 1, 1, 2, 16, 1, 3, 1 }
 
 static const Case cases[] = {
     {1, {1}, {1, 1, 8, 1, 0}},

@@ -1,15 +1,7 @@
 /* Attention over packed sequences: forward against a plain softmax in double precision, gradient
  * against finite differences of it, decoding from the paged cache against the same rows. */
+#include "tests/attention_cases.h"
 #include "tests/kernels_test.h"
-
-typedef struct Case {
-  int n_seqs;
-  int32_t len[24];
-  AttnShape s;
-} Case;
-
-#define MANY_SHORT \
-  { 1, 2, 1, 3, 1, 0, 5, 1, 1, 2, 8, 1, 1, 0, 4, 1, 7, 1, 1, 2, 16, 1, 3, 1 }
 
 static const Case cases[] = {
     {1, {1}, {1, 1, 8, 1, 0}},

@@ -1,6 +1,5 @@
 /* What decoding adds to the other ops: two of them in one, and rows that move on by themselves.
  * Here for the same code on every device; a GPU saves launches and the host by them. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "core/rng.h"
@@ -44,12 +43,6 @@ void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   if (l.bias_O.data) cpu_bias_add(d, y_MO, l.bias_O);
 }
 
-/* In (0, 1) also as a float: rounding must not make it 1. */
-static float random_number(uint64_t seed, uint64_t stream, int32_t index) {
-  float u = (float)rng_uniform(seed, stream, (uint64_t)index);
-  return u < 1 ? u : nextafterf(1, 0);
-}
-
 static void check_rows(DecodeRows r, int64_t batch, int64_t steps) {
   const Tensor ints[] = {r.token_B, r.position_B, r.len_B, r.slot_B, r.end_B, r.drawn_B};
   for (int i = 0; i < 6; i++) require(is_i32_1d(ints[i], batch));
@@ -74,8 +67,8 @@ static void advance_row(const DecodeRows *r, int64_t b) {
   tensor_i32(r->position_B)[b] = r->first + number;
   tensor_i32(r->slot_B)[b] =
       tensor_i32(r->table_BP)[b * width + page] * r->page_size + number % r->page_size;
-  tensor_f32(r->u_B)[b] =
-      random_number(r->seed, (uint64_t)((const int64_t *)r->stream_B.data)[b], number + 1);
+  tensor_f32(r->u_B)[b] = rng_uniform_f32(r->seed, (uint64_t)((const int64_t *)r->stream_B.data)[b],
+                                          (uint64_t)(number + 1));
 }
 
 void cpu_decode_advance(Device *d, DecodeRows r) {

@@ -50,7 +50,7 @@ struct Rows {
   float *u, *history_logprob;
 };
 
-/* rng_uniform of core/rng.c, as a float in (0, 1). */
+/* rng_uniform_f32 of core/rng.c. */
 __device__ float random_number(uint64_t seed, uint64_t stream, uint32_t index) {
   uint32_t c0 = index, c1 = 0;
   uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
