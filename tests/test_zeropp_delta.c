@@ -90,6 +90,23 @@ static uint64_t refresh_bytes(ZeroPP *z, int number, double lr) {
   return test_crossed() - before;
 }
 
+/* This rank's weights in BF16, one after the other, to `bits`; how many differ from what was there.
+ */
+static uint64_t take_bits(ZeroPP *z, uint16_t *bits) {
+  uint64_t differ = 0;
+  for (int p = 0; p < zeropp_n_params(z); p++) {
+    int64_t start, count;
+    const float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
+    for (int64_t i = 0; i < count; i++, bits++) {
+      uint16_t now;
+      assert_int_equal(convert_from_f32(w + i, &now, DT_BF16, 1), 0);
+      differ += now != *bits;
+      *bits = now;
+    }
+  }
+  return differ;
+}
+
 /* 100 thousand weights a unit. A rank receives its slice from other nodes but for its own piece;
  * the sizes of streams go round besides, 8 bytes for each unit. */
 static void check_traffic(int local) {
@@ -111,6 +128,8 @@ static void check_traffic(int local) {
   AdamW adam = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
   uint64_t whole = 0, sizes = (uint64_t)(m.grid->nodes - 1) * UNITS * 8;
   static const double rates[] = {1e-6, 1e-6, 1e-1};
+  uint16_t *bits = mem_zalloc((size_t)UNITS * ROWS * WIDTH, sizeof *bits);
+  take_bits(z, bits);
   for (int s = 0; s < 3; s++) {
     zeropp_zero_grad(z);
     for (int u = 0; u < UNITS; u++) {
@@ -122,11 +141,12 @@ static void check_traffic(int local) {
     adam.lr = (float)rates[s];
     ZeroPPRefresh r0 = zeropp_refreshed(z);
     zeropp_step(z, adam, 1);
-    uint64_t before = test_crossed();
+    uint64_t differ = take_bits(z, bits), before = test_crossed();
     zeropp_gather_all(z);
     zeropp_release_all(z);
     uint64_t crossed = test_crossed() - before;
     ZeroPPRefresh r = zeropp_refreshed(z);
+    assert_int_equal(r.changed - r0.changed, differ);
     double share = (double)(r.changed - r0.changed) / (double)(r.weights - r0.weights);
     uint64_t sent = r.bytes - r0.bytes, dense_bytes = r.dense_bytes - r0.dense_bytes;
     whole = dense_bytes;
@@ -139,6 +159,7 @@ static void check_traffic(int local) {
     if (m.grid->nodes == 2 && local * 2 == launch_world() && ROWS % launch_world() == 0)
       assert_true(rates[s] > 1e-2 ? crossed == whole + sizes : crossed < whole / 10 + sizes);
   }
+  free(bits);
   zeropp_destroy(z);
   test_model_free(&m);
 }
