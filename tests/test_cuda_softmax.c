@@ -44,6 +44,18 @@ static void backward(Twins *w, Problem *p, float inv_temp, Pair dlogits) {
                           p->entropy.gpu, p->dlogprob.gpu, p->dentropy.gpu, dlogits.gpu);
 }
 
+/* The bits do not depend on where in memory the rows lie. */
+static void check_place(Twins *w, Shape s, Problem p, bool with_entropy) {
+  Problem q = problem_of(s, with_entropy);
+  q.logits = twin_rows(twin_unwritten(DT_F32, 1, s.r * s.v + 16), 16, s.r, s.v);
+  device_copy(w->gpu, q.logits.gpu.data, p.logits.gpu.data, tensor_bytes(p.logits.gpu));
+  w->gpu_ops->logprob_fwd(w->gpu, q.logits.gpu, q.target.gpu, s.inv_temp, q.logprob.gpu, q.lse.gpu,
+                          q.entropy.gpu);
+  twin_same_bits("logprob elsewhere", p.logprob, q.logprob);
+  twin_same_bits("lse elsewhere", p.lse, q.lse);
+  if (with_entropy) twin_same_bits("entropy elsewhere", p.entropy, q.entropy);
+}
+
 static void check_shape(Shape s, bool with_entropy) {
   Twins *w = twins();
   Problem p = problem_of(s, with_entropy);
@@ -53,6 +65,7 @@ static void check_shape(Shape s, bool with_entropy) {
   twin_compare("logprob", p.logprob, 1e-5);
   twin_compare("lse", p.lse, 1e-5);
   if (with_entropy) twin_compare("entropy", p.entropy, 1e-5);
+  check_place(w, s, p, with_entropy);
   Pair half = twin_unwritten(DT_BF16, 2, s.r, s.v), whole = twin_unwritten(DT_F32, 2, s.r, s.v);
   backward(w, &p, s.inv_temp, half);
   twin_compare("dlogits BF16", half, 1.0 / 256);

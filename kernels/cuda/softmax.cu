@@ -54,19 +54,24 @@ __device__ inline RowSums block_rows(RowSums s) {
   return s;
 }
 
-/* Elements before the first on a cache line of its own, so that the accesses of a warp are whole
- * lines; elements before the rest that is no whole access; all. */
+/* Elements before the first that begins a cache line, where the tensor itself begins one, so that
+ * the accesses of a warp are whole lines; elements before the rest that is no whole access; all.
+ * Counted from the tensor's start, not by the address: the order of a sum must not depend on where
+ * a tensor happens to lie. */
 struct RowSpan {
   int64_t head, body, v;
 };
-__device__ inline RowSpan span_of(const float *row, int64_t v) {
-  int64_t head = (128 - reinterpret_cast<uintptr_t>(row) % 128) % 128 / sizeof(float);
+__device__ inline RowSpan span_of(bool aligned, int64_t row, int64_t v) {
+  if (!aligned) return {0, 0, v};
+  constexpr int64_t LINE = 128 / sizeof(float);
+  int64_t head = (LINE - row * v % LINE) % LINE;
   head = head < v ? head : v;
   return {head, head + (v - head) / QUAD * QUAD, v};
 }
 
 struct LogprobFwd {
   int64_t v;
+  bool aligned;
   float inv_temp;
   const float *logits;
   const int32_t *target;
@@ -76,7 +81,7 @@ struct LogprobFwd {
 template <bool ENTROPY>
 __global__ void __launch_bounds__(ROW_THREADS) logprob_fwd_kernel(LogprobFwd a) {
   const float *x = a.logits + blockIdx.x * a.v;
-  const RowSpan span = span_of(x, a.v);
+  const RowSpan span = span_of(a.aligned, blockIdx.x, a.v);
   RowSums s;
   int64_t j = span.head + threadIdx.x * QUAD;
   constexpr int64_t STEP = ROW_THREADS * QUAD;
@@ -97,8 +102,8 @@ __global__ void __launch_bounds__(ROW_THREADS) logprob_fwd_kernel(LogprobFwd a) 
     add_all<ENTROPY>(&s, few.v);
   }
   if (threadIdx.x < span.head) add_all<ENTROPY>(&s, {x[threadIdx.x] * a.inv_temp});
-  if (span.body + threadIdx.x < a.v)
-    add_all<ENTROPY>(&s, {x[span.body + threadIdx.x] * a.inv_temp});
+  for (j = span.body + threadIdx.x; j < a.v; j += ROW_THREADS)
+    add_all<ENTROPY>(&s, {x[j] * a.inv_temp});
   s = block_rows(s);
   if (threadIdx.x > 0) return;
   const int32_t target = a.target[blockIdx.x];
@@ -116,6 +121,7 @@ void cuda_logprob_fwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_te
   require(is_f32_1d(lse_R, r) && (!entropy_R.data || is_f32_1d(entropy_R, r)) && inv_temp > 0);
   if (r == 0) return;
   LogprobFwd a = {v,
+                  are_aligned(logits_RV),
                   inv_temp,
                   tensor_f32(logits_RV),
                   tensor_i32(target_R),
@@ -173,8 +179,7 @@ __global__ void __launch_bounds__(ROW_THREADS) logprob_bwd_kernel(LogprobBwd<T> 
     s.entropy = a.entropy[blockIdx.x];
     s.dentropy = a.dentropy[blockIdx.x] * a.inv_temp;
   }
-  RowSpan span = span_of(x, a.v);
-  if (!QUADS) span = {0, 0, a.v};
+  const RowSpan span = span_of(QUADS, blockIdx.x, a.v);
   int64_t j = span.head + threadIdx.x * QUAD;
   constexpr int64_t STEP = ROW_THREADS * QUAD;
   for (; j + (ROW_UNROLL - 1) * STEP < span.body; j += ROW_UNROLL * STEP) {
