@@ -20,18 +20,28 @@ typedef struct PolicyLoss {
   KlKind kl_kind;
   float kl_coef; /* loss += coef * kl(new, ref) */
   float temperature;
+  float importance_cap; /* 0: every importance weight is 1 */
 } PolicyLoss;
 
-/* Per-token loss before weighting and its derivatives: policy = max(-A ratio, -A clip(ratio)), PPO
- * (Schulman et al. 2017), ratio = exp(new - old) with the log-ratio limited to +-20; loss = policy
- * - entropy_coef * entropy + kl_coef * kl (if kl_in_loss). kl is the estimator on (new, ref).
- * clipped: the ratio lies outside [1 - low, 1 + high], whether or not that side is the larger. */
+/* Truncated importance sampling (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+ * Off-Policy RL Training"): min(exp(old - sampled), cap), exponent limited to +-20. A token is
+ * drawn by what generates, from other numbers than the update's own forward computes before the
+ * first update: other rounding, weights in another format, filters. `old` is of the latter, so the
+ * ratio of the first minibatch is 1 all the same; the weight makes the policy's gradient one over
+ * answers of the old policy. It is a constant: no gradient goes through it. cap 0: 1. */
+float importance_weight(float cap, float oldlp, float sampledlp);
+
+/* Per-token loss before weighting and its derivatives: policy = importance * max(-A ratio, -A
+ * clip(ratio)), PPO (Schulman et al. 2017), ratio = exp(new - old) with the log-ratio limited to
+ * +-20, importance as importance_weight gives it; loss = policy - entropy_coef * entropy + kl_coef
+ * * kl (if kl_in_loss). kl is the estimator on (new, ref). clipped: the ratio lies outside [1 -
+ * low, 1 + high], whether or not that side is the larger. */
 typedef struct PolicyTerm {
   float loss, policy, dlogprob, dentropy, ratio, kl;
   bool clipped;
 } PolicyTerm;
 PolicyTerm policy_term(const PolicyLoss *p, float newlp, float oldlp, float reflp, float adv,
-                       float entropy);
+                       float entropy, float importance);
 
 /* ---- the loop's calls (collective) ---- */
 
@@ -53,8 +63,8 @@ typedef struct PolicyStats {
   bool skipped;
 } PolicyStats;
 /* One optimizer step on one minibatch (global sequence ids; NULL: all). Reads OLD, REF (if KL in
- * the loss), ADVANTAGES. Returns 0; 1 when no sequence of the minibatch has a response token: then
- * nothing is trained and the statistics are 0. Collective. */
+ * the loss), SAMPLED (with an importance cap), ADVANTAGES. Returns 0; 1 when no sequence of the
+ * minibatch has a response token: then nothing is trained and the statistics are 0. Collective. */
 int actor_update(Model *m, const Rollout *ro, const int32_t *ids, int n, const PolicyLoss *loss,
                  bool sequence_mean, int micro_tokens, AdamW opt, float max_norm, PolicyStats *out);
 

@@ -3,12 +3,18 @@
 
 #include "actor/actor.h"
 
+float importance_weight(float cap, float oldlp, float sampledlp) {
+  if (cap <= 0.0f) return 1.0f;
+  float weight = expf(log_ratio_clamp(oldlp - sampledlp));
+  return weight > cap ? cap : weight; /* NaN stays */
+}
+
 PolicyTerm policy_term(const PolicyLoss *p, float newlp, float oldlp, float reflp, float adv,
-                       float entropy) {
+                       float entropy, float importance) {
   float low = 1.0f - p->clip_low, high = 1.0f + p->clip_high;
   float ratio = expf(log_ratio_clamp(newlp - oldlp));
   float limited_ratio = ratio < low ? low : ratio > high ? high : ratio;
-  float plain = -adv * ratio, limited = -adv * limited_ratio;
+  float plain = importance * -adv * ratio, limited = importance * -adv * limited_ratio;
   /* Written so that NaN takes the plain side: its gradient must be NaN, not 0. */
   bool plain_is_max = !(plain < limited);
 

@@ -40,7 +40,9 @@ static void policy_rows(void *ctx, int first, int n, const float *logprob, const
   for (int i = 0; i < n; i++) {
     int32_t t = s->index[first + i];
     float oldlp = ro->old_logprobs[t], reflp = s->have_ref ? ro->ref_logprobs[t] : logprob[i];
-    PolicyTerm term = policy_term(s->loss, logprob[i], oldlp, reflp, ro->advantages[t], entropy[i]);
+    float weight = importance_weight(s->loss->importance_cap, oldlp, ro->sampled_logprobs[t]);
+    PolicyTerm term =
+        policy_term(s->loss, logprob[i], oldlp, reflp, ro->advantages[t], entropy[i], weight);
     double w = s->weight_N[t];
     dlogprob[i] = (float)(w * (double)term.dlogprob);
     dentropy[i] = (float)(w * (double)term.dentropy);
@@ -65,7 +67,8 @@ static void gather_statistics(Grid *g, PolicyPass *s, int64_t tokens, PolicyStat
 int actor_update(Model *m, const Rollout *ro, const int32_t *ids, int n, const PolicyLoss *loss,
                  bool sequence_mean, int micro_tokens, AdamW opt, float max_norm,
                  PolicyStats *out) {
-  unsigned need = RO_OLD_LOGPROBS | RO_ADVANTAGES | (loss->kl_in_loss ? RO_REF_LOGPROBS : 0u);
+  unsigned need = RO_OLD_LOGPROBS | RO_ADVANTAGES | (loss->kl_in_loss ? RO_REF_LOGPROBS : 0u) |
+                  (loss->importance_cap > 0 ? RO_SAMPLED_LOGPROBS : 0u);
   rollout_need(ro, need, "actor_update");
   *out = (PolicyStats){.lr = (double)opt.lr};
   Grid *g = model_grid(m);

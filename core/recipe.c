@@ -76,6 +76,22 @@ void recipe_free(Recipe *r) {
   free(box);
 }
 
+int recipe_filters(const Recipe *r, const char *keys[RECIPE_FILTERS]) {
+  int n = 0;
+  if (r->rollout.top_k > 0) keys[n++] = "rollout.top_k";
+  if (r->rollout.top_p < 1) keys[n++] = "rollout.top_p";
+  if (r->rollout.min_p > 0) keys[n++] = "rollout.min_p";
+  if (r->rollout.repetition_penalty < 1 || r->rollout.repetition_penalty > 1)
+    keys[n++] = "rollout.repetition_penalty";
+  return n;
+}
+
+bool recipe_corrects_importance(const Recipe *r) {
+  const char *keys[RECIPE_FILTERS];
+  if (strcmp(r->ppo.importance, "auto") != 0) return strcmp(r->ppo.importance, "on") == 0;
+  return recipe_filters(r, keys) > 0;
+}
+
 const char *recipe_place(const Recipe *r, const char *key) {
   RecipeBox *box = (RecipeBox *)r; /* the buffer is not part of what is const */
   const Node *where = given_find(box, key);

@@ -138,13 +138,15 @@ typedef struct Recipe {
   struct {
     int64_t prompts_per_step, samples_per_prompt, max_new_tokens, min_new_tokens, max_prompt_tokens,
         top_k, max_batch, page_size;
-    double temperature, top_p;
-    bool allow_filters; /* top_k/top_p in PPO although the update's log-probs are over the whole
-                           vocabulary */
+    double temperature, top_p, min_p, repetition_penalty;
+    bool allow_filters; /* of the four in PPO although the update's log-probs are of the whole
+                           softmax */
   } rollout;
   struct {
     int64_t steps, epochs, minibatches;
     double gamma, lambda, clip_low, clip_high, value_clip, vf_coef, entropy_coef;
+    const char *importance; /* auto|on|off */
+    double importance_cap;
     const char *kl_estimator;  /* k1|k2|k3 */
     const char *kl_in;         /* reward|loss */
     const char *kl_controller; /* fixed|adaptive */
@@ -212,6 +214,12 @@ void recipe_free(Recipe *r);
 int recipe_print(const Recipe *r, FILE *out);
 /* The reference of keys as Markdown: path, type, default, bounds, help. */
 void recipe_help(FILE *out);
+/* The keys by which answers are drawn from anything but the whole softmax, "rollout.top_k" and the
+ * like; returns how many. */
+enum { RECIPE_FILTERS = 4 };
+int recipe_filters(const Recipe *r, const char *keys[RECIPE_FILTERS]);
+/* What ppo.importance comes to. */
+bool recipe_corrects_importance(const Recipe *r);
 /* "file:line:column" where a key was given, or "file (default)": for errors found later. Static
  * buffer per recipe; borrowed. */
 const char *recipe_place(const Recipe *r, const char *key);

@@ -110,6 +110,22 @@ static void check_chat(Reading *rd) {
 
 /* ---- rollout and PPO ---- */
 
+/* One error at the first of them, which names all. */
+static void check_filters(Reading *rd) {
+  const char *keys[RECIPE_FILTERS];
+  char all[128] = "";
+  int n = recipe_filters(&rd->box->r, keys);
+  for (int i = 0; i < n; i++) {
+    strcat(all, i ? ", " : "");
+    strcat(all, keys[i]);
+  }
+  if (n > 0)
+    check_fail(rd, keys[0],
+               "found sampling in PPO changed by %s, while log-probabilities of the update are of "
+               "the whole softmax; expected none of it, or rollout.allow_filters: true",
+               all);
+}
+
 static void check_rollout(Reading *rd) {
   const Recipe *r = &rd->box->r;
   if (check_sound(rd, "rollout.min_new_tokens rollout.max_new_tokens") &&
@@ -117,12 +133,7 @@ static void check_rollout(Reading *rd) {
     check_fail(rd, "rollout.min_new_tokens",
                "found %" PRId64 "; expected at most rollout.max_new_tokens, %" PRId64,
                r->rollout.min_new_tokens, r->rollout.max_new_tokens);
-  bool filters = r->rollout.top_k > 0 || r->rollout.top_p < 1;
-  if (filters && !r->rollout.allow_filters && check_sound(rd, "rollout"))
-    check_fail(rd, r->rollout.top_k > 0 ? "rollout.top_k" : "rollout.top_p",
-               "found a filter in PPO, whose log-probabilities are over the whole vocabulary; "
-               "expected %s, or rollout.allow_filters: true",
-               r->rollout.top_k > 0 ? "0" : "1");
+  if (!r->rollout.allow_filters && check_sound(rd, "rollout")) check_filters(rd);
 }
 
 static void check_batch(Reading *rd) {

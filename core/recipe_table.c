@@ -190,9 +190,15 @@ static const RecipeRow rollout_rows[] = {
      .help = "sample among the likeliest so many; 0: all; see allow_filters"},
     {"top_p", ROW_FLOAT, AT(rollout.top_p), "1", ABOVE(0, 1),
      .help = "sample among the likeliest with this much probability; see allow_filters"},
+    {"min_p", ROW_FLOAT, AT(rollout.min_p), "0", SPAN(0, 1),
+     .help = "sample among those at least so many times as likely as the likeliest; 0: all; see "
+             "allow_filters"},
+    {"repetition_penalty", ROW_FLOAT, AT(rollout.repetition_penalty), "1", ABOVE(0, 100),
+     .help = "logits of tokens that prompt or answer have had are divided by it where above 0, "
+             "else multiplied, before the temperature; 1: none; see allow_filters"},
     {"allow_filters", ROW_BOOL, AT(rollout.allow_filters), "false", NONE,
-     .help = "permit top_k and top_p in PPO, although the update's log-probabilities are over the "
-             "whole vocabulary"},
+     .help = "permit top_k, top_p, min_p and repetition_penalty in PPO, although the update's "
+             "log-probabilities are of the whole softmax; see ppo.importance"},
     {"max_batch", ROW_INT, AT(rollout.max_batch), "0", SPAN(0, 1000000), .unit = "sequences",
      .help = "decoded together on one rank; 0: as memory allows"},
     {"page_size", ROW_INT, AT(rollout.page_size), "16", SPAN(1, 4096), .unit = "tokens",
@@ -216,6 +222,12 @@ static const RecipeRow ppo_rows[] = {
      .help = "values may move by this from the old ones; 0: no clipping"},
     {"vf_coef", ROW_FLOAT, AT(ppo.vf_coef), "0.5", ABOVE(0, 1000),
      .help = "factor of the value loss"},
+    {"importance", ROW_CHOICE, AT(ppo.importance), "auto", NONE, .choices = "auto|on|off",
+     .help = "each token's policy loss is weighed by how much likelier it was in the update's "
+             "forward, before the first update, than where it was drawn, at most importance_cap. "
+             "auto: on where rollout filters make the two differ by more than rounding"},
+    {"importance_cap", ROW_FLOAT, AT(ppo.importance_cap), "2", ABOVE(0, 1e6),
+     .help = "largest such weight"},
     {"entropy_coef", ROW_FLOAT, AT(ppo.entropy_coef), "0", SPAN(0, 1000),
      .help = "entropy bonus; 0: none"},
     {"kl_estimator", ROW_CHOICE, AT(ppo.kl_estimator), "k1", NONE, .choices = "k1|k2|k3",

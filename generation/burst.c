@@ -130,6 +130,7 @@ static void upload_state(Decoder *d, int rows) {
   for (int r = n; r < rows; r++) fill_inert(d, r, rows);
   d->burst->host_state[STATE_WORDS * rows] = 0; /* steps */
   upload_tables(d);
+  seen_seats(d, 0, n, rows);
   upload(d, head_of(d->burst->state, STATE_WORDS * rows + 1), d->burst->host_state);
 }
 
@@ -156,8 +157,8 @@ static void queue_step(Step *s) {
   const DecodeRows *r = &s->rows;
   Tensor logits_BV = head_of(d->logits_BV, r->token_B.dim[0]);
   model_decode(d->model, r->token_B, r->position_B, attend_step, s, logits_BV);
-  d->ops->sample(d->device, logits_BV, d->params->sample, r->u_B, (Tensor){0}, r->drawn_B,
-                 r->logprob_B);
+  d->ops->sample(d->device, logits_BV, d->params->sample, r->u_B, (Tensor){0},
+                 seen_of(d, 0, r->token_B.dim[0], r->token_B), r->drawn_B, r->logprob_B);
   d->ops->decode_advance(d->device, *r);
 }
 

@@ -68,6 +68,7 @@ Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int longest,
   d->logprobs_B = push_1d(m, DT_F32, rows);
   d->logits_BV = push_2d(m, DT_F32, rows, vocab);
   d->banned_V = push_banned(m, p, d->vocab);
+  seen_create(d, rows);
   device_zero(d->device, d->tables_BP.data, tensor_bytes(d->tables_BP)); /* ids in range */
   d->burst = burst_create(d, longest, gen_look(p, kind));
   return d;
@@ -76,6 +77,7 @@ Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int longest,
 void decoder_destroy(Decoder *d) {
   if (!d) return;
   burst_destroy(d);
+  seen_destroy(d);
   free(d->tokens);
   free(d->positions);
   free(d->slots);
@@ -118,6 +120,8 @@ static void draw(Decoder *d, int first, int n) {
   for (int i = 0; i < n; i++)
     d->u[i] = random_number(d->params, &d->sched->requests[rows[i].request], rows[i].len);
   upload(d, head_of(d->u_B, n), d->u);
+  seen_seats(d, first, n, n);
+  seen_newest(d, first, n);
   for (int from = 0, to; from < n; from = to) {
     bool banned = eos_is_banned(d, &rows[from]);
     for (to = from + 1; to < n && eos_is_banned(d, &rows[to]) == banned;) to++;
@@ -126,7 +130,8 @@ static void draw(Decoder *d, int first, int n) {
         d->device,
         tensor_2d(tensor_f32(d->logits_BV) + (int64_t)from * d->vocab, DT_F32, len, d->vocab),
         d->params->sample, tensor_1d(tensor_f32(d->u_B) + from, DT_F32, len),
-        banned ? d->banned_V : (Tensor){0}, tensor_1d(tensor_i32(d->drawn_B) + from, DT_I32, len),
+        banned ? d->banned_V : (Tensor){0}, seen_of(d, from, len, d->seen.newest_B),
+        tensor_1d(tensor_i32(d->drawn_B) + from, DT_I32, len),
         tensor_1d(tensor_f32(d->logprobs_B) + from, DT_F32, len));
   }
   device_download(d->device, d->drawn, d->drawn_B.data, (size_t)n * sizeof *d->drawn);

@@ -25,11 +25,14 @@ struct Decoder {
   int32_t *lens;                       /* [rows] cached tokens, the newest included */
   int32_t *copy_from, *copy_slots;     /* [n_copies] prompt tokens that a follower also keeps */
   float *u, *logprobs;                 /* [rows] */
+  int32_t *seats, *newest;             /* [rows] */
+  uint8_t *seen_bits;                  /* of one sequence; NULL: no repetition penalty */
   int32_t *drawn;                      /* [rows] */
 
   /* The same on the device, with room for the largest step; rows of the largest bucket. */
   Tensor slots_N, offsets_S, copy_from_R, copy_slots_R, copy_RQ;
   Tensor tables_BP, lens_B, u_B, drawn_B, logprobs_B, logits_BV, banned_V;
+  SeenTokens seen;
 };
 
 /* ---- buffers of the model's arena ---- */
@@ -68,6 +71,18 @@ int draw_and_append(Decoder *d, int first, Error *err);
 int append_token(Decoder *d, int row, int32_t token, float logprob, Error *err);
 /* Sends the pages that the device's tables lack. */
 void upload_tables(Decoder *d);
+
+/* ---- what the repetition penalty looks at (seen.c); all do nothing without one ---- */
+void seen_create(Decoder *d, int64_t rows);
+void seen_destroy(Decoder *d);
+/* Writes the bits of a row that enters. */
+void seen_enter(Decoder *d, int r);
+/* Says which bits belong to the rows from `first` on, filled up to `rows` by rows without. */
+void seen_seats(Decoder *d, int first, int n, int rows);
+/* Sends the newest tokens of the same rows. */
+void seen_newest(Decoder *d, int first, int n);
+/* For the op, n of these rows; newest_B holds all. */
+SeenTokens seen_of(const Decoder *d, int from, int64_t n, Tensor newest_B);
 
 /* ---- steps without the host (burst.c) ---- */
 /* Rows that a step on this device has for n sequences. */

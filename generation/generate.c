@@ -1,6 +1,7 @@
 /* generate: checks, sizes, the loop of admission, prefill and decode. Collective only at its ends:
  * the ranks agree that all requests are sound, gather the weights, each runs its own requests to
  * the end, and they agree again. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "generation/decode.h"
@@ -31,6 +32,11 @@ static int check_params(const GenParams *p, const ModelConfig *c, Error *err) {
   if (s->top_k < 0 || !(s->top_p > 0 && s->top_p <= 1))
     return error_set(err, "top_k is %d and top_p %g; expected at least 0 and in (0, 1]", s->top_k,
                      (double)s->top_p);
+  if (!(s->min_p >= 0 && s->min_p <= 1))
+    return error_set(err, "min_p is %g; expected 0 to 1", (double)s->min_p);
+  if (!(s->repetition_penalty >= 0 && s->repetition_penalty < INFINITY))
+    return error_set(err, "repetition_penalty is %g; expected a number above 0 (1: none)",
+                     (double)s->repetition_penalty);
   if (p->max_batch < 0 || p->page_size < 0 || p->max_kv_tokens < 0 || p->prefill_tokens < 0 ||
       p->look < 0)
     return error_set(

@@ -51,6 +51,7 @@ int decoder_prefill(Decoder *d, int first, Error *err) {
       stage_follower(d, r, d->n_tokens); /* followers come right behind their lead */
     d->last[r - first] = d->n_tokens - 1;
     row->lead = -1;
+    seen_enter(d, r);
   }
   d->offsets[d->n_segments] = d->n_tokens;
   upload(d, head_of(d->offsets_S, d->n_segments + 1), d->offsets);

@@ -15,6 +15,8 @@ Scheduler sched_create(KvCache *kv, const GenRequest *requests, GenResult *resul
   s.waiting = mem_alloc((size_t)n_requests, sizeof *s.waiting);
   for (int i = n_requests; i-- > 0;) s.waiting[s.n_waiting++] = i;
   s.rows = mem_alloc((size_t)max_rows, sizeof *s.rows);
+  s.seats = mem_alloc((size_t)max_rows, sizeof *s.seats);
+  for (int i = 0; i < max_rows; i++) s.seats[i] = i;
   s.tables = mem_zalloc((size_t)max_rows * (size_t)table_width, sizeof *s.tables);
   return s;
 }
@@ -22,12 +24,14 @@ Scheduler sched_create(KvCache *kv, const GenRequest *requests, GenResult *resul
 void sched_destroy(Scheduler *s) {
   free(s->waiting);
   free(s->rows);
+  free(s->seats);
   free(s->tables);
 }
 
 /* Takes a row out; its pages go back, the last row moves into its place. */
 static void remove_row(Scheduler *s, int row) {
   int last = --s->n_rows;
+  s->seats[last] = s->rows[row].seat;
   kv_drop(s->kv, sched_table(s, row), s->rows[row].n_pages);
   if (row == last) return;
   s->rows[row] = s->rows[last];
@@ -84,6 +88,7 @@ int sched_admit(Scheduler *s, int prefill_tokens) {
     if (tokens > 0 && cost > prefill_tokens - tokens) break;
     if (!take_pages(s, &row)) break;
     tokens += cost;
+    row.seat = s->seats[s->n_rows];
     s->rows[s->n_rows++] = row;
     s->n_waiting--;
   }

@@ -19,6 +19,7 @@ typedef struct Row {
   int len;      /* tokens known: prompt and response so far */
   int n_pages;  /* in the row's page table */
   int uploaded; /* how many of them the device's copy of the table has */
+  int seat;     /* below max_rows, its own while it runs, wherever the row moves */
   int lead;     /* from admission to prefill: the row whose prompt this one repeats, else -1 */
 } Row;
 
@@ -31,6 +32,7 @@ typedef struct Scheduler {
   int n_waiting;
   Row *rows;
   int n_rows, max_rows;
+  int *seats;      /* [max_rows]; those of no row are from n_rows on */
   int32_t *tables; /* [max_rows, table_width] */
   int table_width;
 } Scheduler;

@@ -57,12 +57,29 @@ typedef struct AdamW {
   int64_t t;        /* 1-based step, for bias correction */
 } AdamW;
 
+/* What a token is drawn from. In the order of Hugging Face's processors: the logits' repetition
+ * penalty, bans, temperature, top_k, top_p, min_p; each on what the one before left. */
 typedef struct SampleParams {
-  float temperature; /* > 0; ignored when greedy */
-  int top_k;         /* 0: off */
-  float top_p;       /* 1: off. Applied after top_k, on the renormalised distribution */
+  float temperature; /* > 0; ignored when greedy, and so are the filters */
+  int top_k;         /* the k likeliest; 0: off */
+  float top_p;       /* the fewest of the likeliest that weigh so much together; 1: off */
   bool greedy;       /* argmax, ties to the lowest id */
+  float min_p;       /* at least so many times as likely as the likeliest (Nguyen et al. 2024, arXiv
+                        2407.01082); 0: off, at most 1 */
+  float repetition_penalty; /* of ids that were there: logit / penalty where above 0, logit *
+                               penalty below (Keskar et al. 2019, arXiv 1909.05858); 0, 1: off */
 } SampleParams;
+static inline bool sample_penalizes(SampleParams p) {
+  return p.repetition_penalty > 0 && (p.repetition_penalty < 1 || p.repetition_penalty > 1);
+}
+
+/* The ids that a row's sequence has had, for the repetition penalty: bit id % 8 of byte id / 8 of
+ * bits[slot]. No two rows share a slot; a row with slot -1 has had none. */
+typedef struct SeenTokens {
+  Tensor bits_SW;  /* U8, W = (V + 7) / 8 */
+  Tensor slot_B;   /* I32 */
+  Tensor newest_B; /* I32, in range: had as well, and sample sets its bit */
+} SeenTokens;
 
 /* What a Linear does to its input on the way in. RMSNORM: as rmsnorm_fwd, by norm_K and eps.
  * SWIGLU: x rows are [g: K | u: K], as swiglu_fwd. */
@@ -261,11 +278,12 @@ typedef struct Ops {
                            Tensor x_NC); /* x[rows] += y; a row may repeat */
 
   /* One token per row of logits. Filters as SampleParams says; u_B in (0,1) is the row's random
-   * number. token_B I32; logprob_B = log of the probability it was drawn with (after temperature
-   * and filters; greedy: of the unfiltered softmax at temperature 1). banned_V: U8 per id, 1 =
-   * never (may be absent). */
+   * number. token_B I32; logprob_B = log of the probability it was drawn with (after penalty,
+   * temperature and filters; greedy: of the unfiltered softmax, after the penalty, at temperature
+   * 1). banned_V: U8 per id, 1 = never (may be absent). seen: needed where sample_penalizes, else
+   * left alone. */
   void (*sample)(Device *, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                 Tensor token_B, Tensor logprob_B);
+                 SeenTokens seen, Tensor token_B, Tensor logprob_B);
 
   /* AdamW (Loshchilov & Hutter 2019) on fp32, as PyTorch computes it: decay w *= 1 - lr * wd first.
    * g is F32 or BF16. out (may be absent): the new w once more, rounded to BF16. */

@@ -185,6 +185,8 @@ static GenParams params_from(const Args *a, const ModelConfig *c) {
   GenParams p = {.sample = {.temperature = (float)args_float(a, "--temperature"),
                             .top_k = (int)args_int(a, "--top-k"),
                             .top_p = (float)args_float(a, "--top-p"),
+                            .min_p = (float)args_float(a, "--min-p"),
+                            .repetition_penalty = (float)args_float(a, "--repetition-penalty"),
                             .greedy = args_given(a, "--greedy")},
                  .max_new_tokens = (int)args_int(a, "--max-new-tokens"),
                  .n_eos = c->n_eos,
@@ -202,7 +204,8 @@ static int open_chat(Generation *g, const char *dir, Error *err) {
 }
 
 static CliResult check_args(const Args *a, const char *input, Error *err) {
-  static const char *const of_sampling[] = {"--temperature", "--top-k", "--top-p", "--samples"};
+  static const char *const of_sampling[] = {"--temperature", "--top-k", "--top-p", "--min-p",
+                                            "--samples"};
   if (!args_given(a, "--model")) {
     error_set(err, "expected --model DIR");
     return CLI_USAGE;
@@ -211,7 +214,7 @@ static CliResult check_args(const Args *a, const char *input, Error *err) {
     error_set(err, "found --chat with --tokens; expected it with --prompt or --text");
     return CLI_USAGE;
   }
-  for (size_t i = 0; i < 4 && args_given(a, "--greedy"); i++)
+  for (size_t i = 0; i < sizeof of_sampling / sizeof *of_sampling && args_given(a, "--greedy"); i++)
     if (args_given(a, of_sampling[i])) {
       error_set(err, "found %s with --greedy; expected one of them", of_sampling[i]);
       return CLI_USAGE;
@@ -246,7 +249,8 @@ const Command command_generate = {
         "Writes a line {\"prompt\", \"text\", \"tokens\", \"logprobs\", \"finish\": \"eos\" or "
         "\"length\"} for "
         "each\nsample. tokens are the answer's, its EOS included; logprobs are of what was sampled "
-        "from (of the\nplain softmax with --greedy). Every EOS id of generation_config.json ends "
+        "from (of the\nsoftmax without filters with --greedy). Every EOS id of "
+        "generation_config.json ends "
         "an "
         "answer.",
     .example =
@@ -264,6 +268,12 @@ const Command command_generate = {
          {"--top-k", OPT_INT, "N", "sample among the likeliest N; 0: all", 0, INT_MAX, .dflt = "0"},
          {"--top-p", OPT_FLOAT, "X", "sample among the likeliest with this much probability", 0, 1,
           .above_lo = true, .dflt = "1"},
+         {"--min-p", OPT_FLOAT, "X",
+          "sample among those at least so many times as likely as the likeliest; 0: all", 0, 1,
+          .dflt = "0"},
+         {"--repetition-penalty", OPT_FLOAT, "X",
+          "of tokens that prompt or answer have had; 1: none", 0, 100, .above_lo = true,
+          .dflt = "1"},
          {"--greedy", OPT_FLAG, NULL, "always the likeliest token", .dflt = NULL},
          {"--seed", OPT_INT, "N", "of sampling", 0, 9007199254740991.0, .dflt = "0"},
          {"--samples", OPT_INT, "N", "answers to each prompt", 1, 1000000, .dflt = "1"},

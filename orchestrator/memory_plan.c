@@ -52,7 +52,7 @@ int64_t memory_kv_tokens(const PlannedStage *s) {
   return s->rollout_rows * pages * s->page_size;
 }
 
-/* KV pages, one prefill and the logits of a decode step. */
+/* KV pages, one prefill, the logits of a decode step and what the repetition penalty looks at. */
 static uint64_t rollout_bytes(const PlannedStage *s) {
   if (s->rollout_rows == 0) return 0;
   const ModelConfig *c = s->model[0].config;
@@ -61,7 +61,8 @@ static uint64_t rollout_bytes(const PlannedStage *s) {
   int64_t chunk = gen_prefill_tokens(s->device);
   int64_t prefill = max_i64(min_i64(chunk, s->rollout_rows * s->longest), s->longest);
   uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
-  return (uint64_t)memory_kv_tokens(s) * per_token + logits +
+  uint64_t seen = s->penalty ? (uint64_t)s->rollout_rows * (((uint64_t)c->vocab_size + 7) / 8) : 0;
+  return (uint64_t)memory_kv_tokens(s) * per_token + logits + seen +
          model_activation_bytes(c, HEAD_LM, prefill, pass_plan(s, false));
 }
 

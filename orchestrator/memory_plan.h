@@ -27,6 +27,7 @@ typedef struct PlannedStage {
   int64_t batch_tokens; /* most tokens of one optimizer step: no micro-batch is larger */
   /* Rollout of model[0]; rows 0: none. */
   int64_t rollout_rows, page_size;
+  bool penalty; /* of repetition, in the rollout */
 } PlannedStage;
 
 typedef struct MemoryNeed { /* bytes, one rank */

@@ -140,6 +140,7 @@ int64_t report_metrics_bytes(const Report *r) { return r->metrics_bytes; }
 void report_set_totals(Report *r, const ReportTotals *t) {
   memcpy(r->totals.phase, t->phase, sizeof r->totals.phase);
   r->totals.refresh = t->refresh;
+  r->totals.gap = t->gap;
   r->totals.steps = t->steps;
   raise_peak(&r->totals, t->phase);
 }
@@ -195,6 +196,18 @@ void report_refresh(Report *r, const char *model, ZeroPPRefresh sent) {
   t->bytes += (uint64_t)x[2];
   t->dense_bytes += (uint64_t)x[3];
   t->int8_bytes += (uint64_t)x[4];
+}
+
+void report_gap(Report *r, RolloutGap g) {
+  RolloutGap *t = &r->totals.gap;
+  if (!isfinite(g.sum + g.exp_sum + g.weight_sum)) return; /* the step's line has it */
+  t->tokens += g.tokens;
+  t->weighed += g.weighed;
+  t->capped += g.capped;
+  t->sum += g.sum;
+  t->exp_sum += g.exp_sum;
+  t->weight_sum += g.weight_sum;
+  if (g.max > t->max) t->max = g.max;
 }
 
 void report_stage(Report *r, const char *stage, int64_t done, int64_t total) {

@@ -13,12 +13,22 @@
 
 #include "orchestrator/orchestrator.h"
 
+/* How far the log-probs that answers were drawn with are from those the update starts from, d = |
+ * drawn - old | of every answer token: with one engine and no filters only rounding is left.
+ * Weights are those of importance_weight, of the tokens that have one. */
+typedef struct RolloutGap {
+  int64_t tokens, weighed, capped; /* capped: their weight is the cap */
+  double sum, exp_sum, max;        /* of d and exp(d) */
+  double weight_sum;
+} RolloutGap;
+
 /* Totals of a run over all ranks: what report.json holds and the table prints. */
 typedef struct ReportTotals {
   PhaseTotals phase[PH_COUNT];
   int ranks;
   int64_t steps;
   ZeroPPRefresh refresh; /* by delta, all models */
+  RolloutGap gap;        /* of all PPO steps whose gap is a number */
   double peak_flops; /* per second, all ranks together: the best of GEMMs measured at the start and
                         the end, and of any phase; 0: not measured */
   char device[256];
@@ -71,6 +81,9 @@ void report_show(Report *r, const char *label, double value); /* also on the ste
 /* What refreshes by delta sent of a model during the step, this rank's part; the line has it behind
  * the other costs. Nothing where there was none on any rank. Collective. */
 void report_refresh(Report *r, const char *model, ZeroPPRefresh sent);
+
+/* Adds a step's gap, which every rank has, to the totals. */
+void report_gap(Report *r, RolloutGap g);
 
 /* A stage of `total` steps begins, `done` of them already behind it: what passed before belongs to
  * no step. Collective. */

@@ -118,6 +118,18 @@ static void print_refresh(const ZeroPPRefresh *x, FILE *out) {
           (double)x->dense_bytes / MIB, (double)x->int8_bytes / MIB);
 }
 
+static void print_gap(const RolloutGap *g, FILE *out) {
+  double n = (double)g->tokens, w = (double)g->weighed;
+  if (g->tokens == 0) return;
+  fprintf(out,
+          "\nlog-probabilities of rollout and update: |difference| %.2e in the mean, %.2e at most; "
+          "mean exp|difference| %.6f\n",
+          g->sum / n, g->max, g->exp_sum / n);
+  if (g->weighed > 0)
+    fprintf(out, "importance weights: %.4f in the mean, %.2f %% at the cap\n", g->weight_sum / w,
+            100 * (double)g->capped / w);
+}
+
 void report_table(const ReportTotals *t, FILE *out) {
   Sums s = sum_phases(t);
   fprintf(out, "%lld steps on %d rank%s (%s)\n", (long long)t->steps, t->ranks,
@@ -135,6 +147,7 @@ void report_table(const ReportTotals *t, FILE *out) {
   print_links(s.comm_seconds, s.hidden_seconds, s.intra, s.inter, s.peak_bytes, out);
   print_traffic(t, out);
   print_refresh(&t->refresh, out);
+  print_gap(&t->gap, out);
 }
 
 int report_print_run(const char *run_dir, FILE *out, Error *err) {

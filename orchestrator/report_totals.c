@@ -54,13 +54,20 @@ static json_t *refresh_json(const ZeroPPRefresh *x) {
                    (json_int_t)x->dense_bytes, "int8_bytes", (json_int_t)x->int8_bytes);
 }
 
+static json_t *gap_json(const RolloutGap *x) {
+  return json_pack("{s:I, s:f, s:f, s:f, s:I, s:f, s:I}", "tokens", (json_int_t)x->tokens, "sum",
+                   x->sum, "exp_sum", x->exp_sum, "max", x->max, "weighed", (json_int_t)x->weighed,
+                   "weight_sum", x->weight_sum, "capped", (json_int_t)x->capped);
+}
+
 json_t *report_totals_json(const ReportTotals *t) {
   json_t *all = json_object();
   for (Phase p = 0; p < PH_COUNT; p++)
     json_object_set_new(all, phases[p].name, phase_json(&t->phase[p]));
-  return json_pack("{s:i, s:I, s:s, s:f, s:o, s:o}", "ranks", t->ranks, "steps",
+  return json_pack("{s:i, s:I, s:s, s:f, s:o, s:o, s:o}", "ranks", t->ranks, "steps",
                    (json_int_t)t->steps, "device", t->device, "peak_flops_per_second",
-                   t->peak_flops, "phases", all, "refresh", refresh_json(&t->refresh));
+                   t->peak_flops, "phases", all, "refresh", refresh_json(&t->refresh), "gap",
+                   gap_json(&t->gap));
 }
 
 static int count_parse(const json_t *obj, const char *key, const char *file, int64_t *out,
@@ -122,6 +129,20 @@ static int refresh_parse(const json_t *obj, const char *file, ZeroPPRefresh *out
   return 0;
 }
 
+/* Absent in files of before. */
+static int gap_parse(const json_t *obj, const char *file, RolloutGap *out, Error *err) {
+  if (!obj) return 0;
+  return count_parse(obj, "tokens", file, &out->tokens, err) ||
+                 count_parse(obj, "weighed", file, &out->weighed, err) ||
+                 count_parse(obj, "capped", file, &out->capped, err) ||
+                 json_get_f64_or(obj, "sum", file, 0, &out->sum, err) ||
+                 json_get_f64_or(obj, "exp_sum", file, 0, &out->exp_sum, err) ||
+                 json_get_f64_or(obj, "max", file, 0, &out->max, err) ||
+                 json_get_f64_or(obj, "weight_sum", file, 0, &out->weight_sum, err)
+             ? -1
+             : 0;
+}
+
 int report_totals_parse(const json_t *obj, const char *file, ReportTotals *out, Error *err) {
   memset(out, 0, sizeof *out);
   int64_t ranks;
@@ -132,6 +153,7 @@ int report_totals_parse(const json_t *obj, const char *file, ReportTotals *out, 
       json_get_f64_or(obj, "peak_flops_per_second", file, 0, &out->peak_flops, err))
     return -1;
   if (refresh_parse(json_object_get(obj, "refresh"), file, &out->refresh, err)) return -1;
+  if (gap_parse(json_object_get(obj, "gap"), file, &out->gap, err)) return -1;
   out->ranks = (int)ranks;
   snprintf(out->device, sizeof out->device, "%s", device);
   const json_t *all = json_object_get(obj, "phases");

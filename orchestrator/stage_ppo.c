@@ -79,9 +79,12 @@ static void set_parameters(Ppo *p) {
                          .kl_in_loss = !in_reward && p->reference,
                          .kl_kind = kind,
                          .temperature = (float)r->rollout.temperature};
+  if (recipe_corrects_importance(r)) p->loss.importance_cap = (float)r->ppo.importance_cap;
   p->gen = (GenParams){.sample = {.temperature = (float)r->rollout.temperature,
                                   .top_k = (int)r->rollout.top_k,
-                                  .top_p = (float)r->rollout.top_p},
+                                  .top_p = (float)r->rollout.top_p,
+                                  .min_p = (float)r->rollout.min_p,
+                                  .repetition_penalty = (float)r->rollout.repetition_penalty},
                        .max_new_tokens = (int)r->rollout.max_new_tokens,
                        .min_new_tokens = (int)r->rollout.min_new_tokens,
                        .n_eos = c->n_eos,

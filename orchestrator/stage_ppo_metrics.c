@@ -4,23 +4,32 @@
 
 #include "orchestrator/ppo.h"
 
-/* How far the log-probs that answers were sampled with are from those the update starts from. With
- * one engine and no filters only rounding is left. */
-typedef struct Gap {
-  double mean, max, mean_exp;
-} Gap;
-
-static Gap rollout_gap(const Rollout *ro) {
-  Gap g = {0};
-  double n = (double)rollout_response_tokens(ro);
+static RolloutGap rollout_gap(const Rollout *ro, float cap) {
+  RolloutGap g = {.tokens = rollout_response_tokens(ro)};
   for (int b = 0; b < ro->n_seqs; b++)
     for (int t = rollout_first(ro, b); t < ro->offsets[b + 1]; t++) {
-      double d = fabs((double)ro->sampled_logprobs[t] - (double)ro->old_logprobs[t]);
-      g.mean += d / n;
-      g.mean_exp += exp(d) / n;
+      float sampled = ro->sampled_logprobs[t], old = ro->old_logprobs[t];
+      double d = fabs((double)sampled - (double)old);
+      g.sum += d;
+      g.exp_sum += exp(d);
       if (!(d <= g.max)) g.max = d; /* NaN shows */
+      if (cap <= 0) continue;
+      float weight = importance_weight(cap, old, sampled);
+      g.weighed++;
+      g.weight_sum += (double)weight;
+      g.capped += weight >= cap;
     }
   return g;
+}
+
+static void report_rollout_gap(Report *r, const RolloutGap *g) {
+  double n = g->tokens > 0 ? (double)g->tokens : NAN, w = g->weighed > 0 ? (double)g->weighed : NAN;
+  report_metric(r, "gap_mean", g->sum / n);
+  report_metric(r, "gap_max", g->max);
+  report_metric(r, "gap_exp_mean", g->exp_sum / n);
+  report_metric(r, "importance_mean", g->weight_sum / w);
+  report_metric(r, "importance_capped", (double)g->capped / w);
+  report_gap(r, *g);
 }
 
 /* 1 - var(returns - values) / var(returns), before the update. */
@@ -87,7 +96,7 @@ static void report_critic(Report *r, const UpdateFigures *u) {
 void ppo_report(Ppo *p, const Rollout *ro, const ScoreFigures *scores, const ShapeStats *shape,
                 const UpdateFigures *u, double kl_coef) {
   Report *r = p->s->report;
-  Gap gap = rollout_gap(ro);
+  RolloutGap gap = rollout_gap(ro, p->loss.importance_cap);
   report_answers(p, ro, scores, shape);
   report_metric(r, "kl", p->reference ? shape->kl_mean : NAN); /* what the controller is fed */
   report_metric(r, "kl_per_token", p->reference ? shape->kl_token_mean : NAN);
@@ -95,13 +104,12 @@ void ppo_report(Ppo *p, const Rollout *ro, const ScoreFigures *scores, const Sha
   report_actor(r, u);
   report_critic(r, u);
   report_metric(r, "explained_variance", explained_variance(ro));
-  report_metric(r, "gap_mean", gap.mean);
-  report_metric(r, "gap_max", gap.max);
-  report_metric(r, "gap_exp_mean", gap.mean_exp);
+  report_rollout_gap(r, &gap);
   report_metric_int(r, "epochs", u->epochs);
   report_metric_int(r, "stopped_by_kl", u->stopped);
   report_metric_int(r, "skipped_steps", p->s->state.skipped);
   report_show(r, "reward", scores->mean);
   if (p->reference) report_show(r, "kl", shape->kl_mean);
   report_show(r, "len", shape->response_len_mean);
+  report_show(r, "gap", gap.sum / (double)gap.tokens);
 }

@@ -16,7 +16,7 @@ flags() { # the options of each command, as the documentation has them
     train) echo --set --resume ;;
     check) echo --set ;;
     score) echo --device --precision --model --tokens --text ;;
-    generate) echo --device --precision --model --prompt --text --tokens --chat --max-new-tokens --temperature --top-k --top-p \
+    generate) echo --device --precision --model --prompt --text --tokens --chat --max-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty \
       --greedy --seed --samples ;;
     tokenize) echo --model --json --no-bos --decode ;;
   esac
@@ -77,6 +77,7 @@ refuses 2 'generate: --max-new-tokens: found "1.5"; expected a whole number' \
 refuses 2 'generate: --seed: found "x"' generate --model d --prompt a --seed=x
 refuses 2 'generate: --samples: found "0"' generate --model d --prompt a --samples 0
 refuses 2 'generate: found --top-k with --greedy' generate --model d --prompt a --greedy --top-k 3
+refuses 2 'generate: found --min-p with --greedy' generate --model d --prompt a --greedy --min-p 0.1
 refuses 2 'tokenize: expected FILE' tokenize --model d
 refuses 2 'tokenize: found --no-bos with --decode' tokenize --model d --no-bos --decode f
 refuses 2 'inspect: expected DIR' inspect

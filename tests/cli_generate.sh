@@ -63,6 +63,16 @@ is "top-k 1 is greedy" "$(ids first)" "$(ids)"
 ok "of one token the log-probability is 0" grep -qE '"logprobs":\[-?0(,-?0)*\]' first
 run generate --model "$model" --prompt 'The cat' --max-new-tokens 20 --top-p 1e-6
 is "a tiny top-p is greedy" "$(ids)" "$(ids first)"
+run generate --model "$model" --prompt 'The cat' --max-new-tokens 20 --min-p 1
+is "min-p 1 is greedy" "$(ids)" "$(ids first)"
+run generate --model "$model" --text texts --max-new-tokens 20 --min-p 0.1 --repetition-penalty 1.3 --samples 4
+cp out first
+mpi 2 generate --model "$model" --text texts --max-new-tokens 20 --min-p 0.1 --repetition-penalty 1.3 --samples 4
+is "min-p and a penalty, on two ranks" "$(ids)" "$(ids first)"
+run generate --model "$model" --text texts --max-new-tokens 20 --min-p 0.1 --samples 4
+ok "the penalty changes answers" [ "$(ids)" != "$(ids first)" ]
+run generate --model "$model" --prompt 'The cat' --max-new-tokens 60 --greedy --repetition-penalty 100
+is "no word twice under a strong penalty" "$(ids | tr ',' '\n' | sort | uniq -d)" ""
 run generate --model "$model" --tokens <(echo '{"tokens": [1]}') --max-new-tokens 100000 --seed 2
 is "an answer ends with the model's positions" \
   "$(ids | tr ',' '\n' | wc -l) $(grep -o '"finish":"[a-z]*"' out)" '511 "finish":"length"'

@@ -154,6 +154,8 @@ ok "the phases of a step add up to it" phases_add_up
 
 report_again() { "$rlhf" report one | cmp - <(sed -n '/ steps on /,$p' out); }
 ok "rlhf report prints the table again" report_again
+gap_line() { grep -qE '^log-probabilities of rollout and update: \|difference\| [0-9.]+e-0[6-9] in the mean, .*mean exp\|difference\| 1\.00000' out; }
+ok "and how far rollout and update are apart" gap_line
 
 within_plan() {
   awk '/^memory plan/ { on = 1 } on && $1 ~ /^(sft|reward|ppo)$/ && NF == 9 { if ($NF > most) most = $NF }
@@ -197,6 +199,12 @@ ok "a step's epochs end when its KL passes the limit" stops
 filters() { train 1 filters --set rollout.top_k=5 --set rollout.allow_filters=true &&
   tail -n 1 filters/metrics.jsonl | sed 's/.*"gap_mean"://; s/,.*//' | awk '{ exit !($1 > 0.5) }'; }
 ok "filtered sampling shows as a gap to the update's log-probs" filters
+weighed() { # every weight of a top-k sample is the probability that the filter kept, at most 1
+  tail -n 1 filters/metrics.jsonl | sed 's/.*"importance_mean"://; s/,.*//' | awk '{ exit !($1 > 0 && $1 < 0.95) }' &&
+    tail -n 1 filters/metrics.jsonl | grep -q '"importance_capped":0,' &&
+    grep -q '^importance weights: 0\.[0-9]* in the mean, 0.00 % at the cap' out && ! grep -q '"importance_mean":[0-9]' one/metrics.jsonl
+}
+ok "and is corrected by importance weights" weighed
 bar() { train 1 bar --set stages='[sft]' --set report.progress=bar && grep -q '\[=*\] sft 5/5' err; }
 ok "a bar is drawn when asked for" bar
 

@@ -49,16 +49,17 @@ static Rollout *make_rollout(Model *m, float temperature) {
       ro->old_logprobs[k] = logprob[i] - 0.3f * rng_normal(1, 1, k);
       ro->ref_logprobs[k] = logprob[i] - 0.5f * rng_normal(1, 2, k);
       ro->advantages[k] = rng_normal(1, 3, k);
+      ro->sampled_logprobs[k] = ro->old_logprobs[k] - 0.6f * rng_normal(1, 4, k);
     }
   }
-  ro->have = RO_OLD_LOGPROBS | RO_REF_LOGPROBS | RO_ADVANTAGES;
+  ro->have = RO_SAMPLED_LOGPROBS | RO_OLD_LOGPROBS | RO_REF_LOGPROBS | RO_ADVANTAGES;
   return ro;
 }
 
 /* ---- the reference ---- */
 
 typedef struct Token {
-  double w, old, ref, adv;
+  double w, old, ref, adv, sampled;
 } Token;
 
 typedef struct Reference {
@@ -87,7 +88,7 @@ static void reference_load(Reference *r, int b) {
     r->token[i] =
         (Token){r->sequence_mean ? 1 / (r->answers * n) : 1 / r->tokens,
                 (double)r->ro->old_logprobs[first + i], (double)r->ro->ref_logprobs[first + i],
-                (double)r->ro->advantages[first + i]};
+                (double)r->ro->advantages[first + i], (double)r->ro->sampled_logprobs[first + i]};
 }
 
 static double kl_reference(KlKind kind, double r) {
@@ -97,7 +98,8 @@ static double kl_reference(KlKind kind, double r) {
 static double policy_reference(const PolicyLoss *p, const Token *t, double newlp) {
   double ratio = exp(newlp - t->old);
   double clip = fmin(fmax(ratio, 1 - (double)p->clip_low), 1 + (double)p->clip_high);
-  return fmax(-t->adv * ratio, -t->adv * clip);
+  double cap = (double)p->importance_cap, weight = exp(t->old - t->sampled);
+  return (cap > 0 ? fmin(weight, cap) : 1) * fmax(-t->adv * ratio, -t->adv * clip);
 }
 
 static double token_reference(const PolicyLoss *p, const Token *t, double newlp, double entropy) {
@@ -194,6 +196,7 @@ static void gradient_does_not_depend_on_cutting(void **state) {
   Model *m = tiny_model(&w, HEAD_LM, 11);
   Rollout *ro = make_rollout(m, 0.8f);
   PolicyLoss plain = plain_loss(), full = full_loss(KL_K3), k2 = full_loss(KL_K2);
+  full.importance_cap = 1.3f; /* a third of the weights are beyond */
   check_update(m, ro, all_ids, 9, &plain, false);
   check_update(m, ro, some_ids, 6, &full, false);
   check_update(m, ro, some_ids, 6, &k2, true);
@@ -209,6 +212,7 @@ static void gradient_by_differences(void **state) {
   Rollout *ro = make_rollout(m, 0.8f);
   for (int kind = KL_K1; kind <= KL_K3; kind++) {
     PolicyLoss p = full_loss((KlKind)kind);
+    p.importance_cap = kind == KL_K2 ? 0 : 1.5f;
     PolicyStats s;
     actor_update(m, ro, all_ids, 9, &p, kind == 2, 40, tiny_no_step(), 0, &s);
     float *gradient = tiny_state(m, STATE_GRAD);

@@ -205,12 +205,19 @@ static void rollout_and_ppo(void **state) {
       {{"ppo.minibatches=5", "rollout.prompts_per_step=5", "rollout.samples_per_prompt=2"}, NULL},
       {{"ppo.minibatches=3", "stages=[sft]"}, NULL}, /* no ppo stage */
       {{"rollout.top_k=5"},
-       "--set rollout.top_k=5: rollout.top_k: found a filter in PPO, whose log-probabilities are "
-       "over "
-       "the whole vocabulary; expected 0, or rollout.allow_filters: true"},
+       "--set rollout.top_k=5: rollout.top_k: found sampling in PPO changed by rollout.top_k, "
+       "while log-probabilities of the update are of the whole softmax; expected none of it, or "
+       "rollout.allow_filters: true"},
       {{"rollout.top_p=0.9"},
-       "--set rollout.top_p=0.9: rollout.top_p: found a filter in PPO, whose log-probabilities are "
-       "over the whole vocabulary; expected 1, or rollout.allow_filters: true"},
+       "--set rollout.top_p=0.9: rollout.top_p: found sampling in PPO changed by rollout.top_p, "
+       "while log-probabilities of the update are of the whole softmax; expected none of it, or "
+       "rollout.allow_filters: true"},
+      {{"rollout.repetition_penalty=1.1", "rollout.min_p=0.05"},
+       "--set rollout.min_p=0.05: rollout.min_p: found sampling in PPO changed by rollout.min_p, "
+       "rollout.repetition_penalty, while log-probabilities of the update are of the whole "
+       "softmax; expected none of it, or rollout.allow_filters: true"},
+      {{"rollout.repetition_penalty=0.9", "rollout.allow_filters=true"}, NULL},
+      {{"rollout.min_p=0", "rollout.repetition_penalty=1"}, NULL},
       {{"rollout.top_p=0.9", "rollout.top_k=4", "rollout.allow_filters=true"}, NULL},
       {{"rollout.min_new_tokens=129"},
        "--set rollout.min_new_tokens=129: rollout.min_new_tokens: found 129; expected at most "

@@ -145,6 +145,33 @@ static GenParams params_of(const struct Way *w, bool greedy) {
   return p;
 }
 
+/* A penalty looks at what a sequence has had: on the device through bursts, rows that move, wait
+ * and come back. */
+static void penalties_are_the_cpus(void **state) {
+  (void)state;
+  need_gpu();
+  Model *cpu = make(&two.cpu, false, DT_F32), *gpu = make(&two.gpu, false, DT_F32);
+  Requests *r = mem_zalloc(1, sizeof *r);
+  fill(r, model_config(cpu)->vocab_size);
+  for (int greedy = 0; greedy < 2; greedy++)
+    for (int k = 0; k < N_WAYS; k++) {
+      GenResult want[MOST], got[MOST];
+      GenParams p = params_of(&ways[k], greedy), alone = p;
+      p.sample.repetition_penalty = alone.sample.repetition_penalty = 1.4f;
+      p.sample.min_p = alone.sample.min_p = 0.02f;
+      alone.look = 1;
+      GenStats s = run(gpu, &p, r, ways[k].n, got);
+      run(cpu, &alone, r, ways[k].n, want);
+      compare("F32, penalty", &p, ways[k].n, &s, got, want, 1e-4);
+      gen_results_free(got, ways[k].n);
+      gen_results_free(want, ways[k].n);
+    }
+  free(r);
+  model_free(cpu);
+  model_free(gpu);
+  done();
+}
+
 static void compare_devices(bool odd, bool greedy) {
   Model *cpu = make(&two.cpu, odd, DT_F32), *gpu = make(&two.gpu, odd, DT_F32);
   Requests *r = mem_zalloc(1, sizeof *r);
@@ -238,6 +265,7 @@ static void weights_are_current(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(tokens_are_the_cpus),
+    cmocka_unit_test(penalties_are_the_cpus),
     cmocka_unit_test(a_look_changes_no_bit),
     cmocka_unit_test(weights_are_current),
 };

@@ -1,5 +1,6 @@
 /* Sampling on the GPU against the CPU's: the same token and its log-probability for the same logits
  * and random numbers. */
+#include "tests/sample_cases.h"
 #include "tests/twin.h"
 
 typedef struct Case {
@@ -19,25 +20,66 @@ static const Case cases[] = {
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
 static const SampleParams params[] = {
-    {1, 0, 1, false},       {0.7F, 0, 1, false},    {1.5F, 0, 1, false},    {1, 5, 1, false},
-    {1, 1, 1, false},       {1, 0, 0.9F, false},    {1, 0, 0.05F, false},   {0.9F, 50, 0.7F, false},
-    {1, 400, 0.95F, false}, {1, 1 << 30, 1, false}, {1, 0, 0.9999F, false}, {1, 0, 1, true},
+    {1, 0, 1, false, 0, 1},
+    {0.7F, 0, 1, false, 0, 1},
+    {1.5F, 0, 1, false, 0, 1},
+    {1, 5, 1, false, 0, 1},
+    {1, 1, 1, false, 0, 1},
+    {1, 0, 0.9F, false, 0, 1},
+    {1, 0, 0.05F, false, 0, 1},
+    {0.9F, 50, 0.7F, false, 0, 1},
+    {1, 400, 0.95F, false, 0, 1},
+    {1, 1 << 30, 1, false, 0, 1},
+    {1, 0, 0.9999F, false, 0, 1},
+    {1, 0, 1, true, 0, 1},
+    {1, 0, 1, false, 0.1F, 1},
+    {1, 0, 1, false, 1, 1},
+    {1.3F, 300, 0.95F, false, 0.03F, 1},
+    {1, 0, 1, false, 0, 1.2F},
+    {0.8F, 40, 0.9F, false, 0.05F, 1.3F},
+    {1, 0, 1, false, 0.02F, 0.7F},
+    {1, 0, 1, true, 0, 1.5F},
 };
 enum { N_PARAMS = sizeof params / sizeof params[0] };
 
 typedef struct Draw {
   SampleParams p;
   Pair logits, u, banned, token, logprob;
+  Pair bits, slot, newest; /* of the ids that were there */
 } Draw;
 
 static void draw_gpu(void *arg) {
   Draw *x = arg;
-  twin_state.gpu_ops->sample(twin_state.gpu, x->logits.gpu, x->p, x->u.gpu, x->banned.gpu,
+  SeenTokens seen = {x->bits.gpu, x->slot.gpu, x->newest.gpu};
+  twin_state.gpu_ops->sample(twin_state.gpu, x->logits.gpu, x->p, x->u.gpu, x->banned.gpu, seen,
                              x->token.gpu, x->logprob.gpu);
 }
 
+static void draw_cpu(const Draw *x) {
+  SeenTokens seen = {x->bits.cpu, x->slot.cpu, x->newest.cpu};
+  twin_state.cpu_ops->sample(twin_state.cpu, x->logits.cpu, x->p, x->u.cpu, x->banned.cpu, seen,
+                             x->token.cpu, x->logprob.cpu);
+}
+
+/* Half of all ids; slots in reverse, and every fifth row without. */
+static void make_seen(Draw *x, uint64_t seed, int64_t batch, int64_t v) {
+  int64_t width = (v + 7) / 8;
+  uint8_t *bits = mem_zalloc((size_t)(batch * width), 1);
+  int32_t *slot = mem_alloc((size_t)batch, sizeof *slot);
+  for (int64_t b = 0; b < batch; b++) slot[b] = (int32_t)(b % 5 == 4 ? -1 : batch - 1 - b);
+  for (int64_t i = 0; i < batch * width * 8; i++)
+    if (i % (8 * width) < v && (rng_block(seed, 3, (uint64_t)i).v[0] & 1))
+      bits[i / 8] |= (uint8_t)(1 << i % 8);
+  x->bits = twin_bytes(DT_U8, bits, batch * width);
+  x->bits = twin_view(x->bits, 0, 2, (const int64_t[]){batch, width});
+  x->slot = twin_ints(slot, batch);
+  x->newest = twin_random_ints(seed, batch, (int32_t)v);
+  free(bits);
+  free(slot);
+}
+
 static Draw make(const Case *c, uint64_t seed) {
-  Draw x = {.p = {1, 0, 1, false}};
+  Draw x = {.p = {1, 0, 1, false, 0, 1}};
   int64_t n = c->batch * c->v;
   float *logits = mem_alloc((size_t)n, sizeof *logits), *u = mem_alloc((size_t)c->batch, 4);
   for (int64_t i = 0; i < n; i++) {
@@ -58,6 +100,7 @@ static Draw make(const Case *c, uint64_t seed) {
   for (int64_t b = 0; b < c->batch; b++) none[b] = -7;
   x.token = twin_ints(none, c->batch);
   x.logprob = twin_unwritten(DT_F32, 1, c->batch);
+  make_seen(&x, seed, c->batch, c->v);
   free(logits);
   free(u);
   free(none);
@@ -68,13 +111,11 @@ static Draw make(const Case *c, uint64_t seed) {
  * where u lies within the rounding of double sums at an id's edge, which has no chance here; the
  * log-probability is one float rounding of a double. */
 static void compare(const char *name, Draw *x) {
-  const Twins *t = &twin_state;
   int64_t batch = x->token.cpu.dim[0];
   draw_gpu(x);
-  t->cpu_ops->sample(t->cpu, x->logits.cpu, x->p, x->u.cpu, x->banned.cpu, x->token.cpu,
-                     x->logprob.cpu);
+  draw_cpu(x);
   int32_t *token = mem_alloc((size_t)batch, sizeof *token);
-  device_download(t->gpu, token, x->token.gpu.data, (size_t)batch * sizeof *token);
+  device_download(twin_state.gpu, token, x->token.gpu.data, (size_t)batch * sizeof *token);
   float *logprob = twin_back(x->logprob);
   const int32_t *want = tensor_i32(x->token.cpu);
   const float *want_logprob = tensor_f32(x->logprob.cpu);
@@ -91,6 +132,7 @@ static void compare(const char *name, Draw *x) {
   }
   if (differ) print_message("       %d of %lld rows differ\n", differ, (long long)batch);
   twin_state.failures += differ > 0;
+  if (sample_penalizes(x->p)) twin_compare_bytes(name, x->bits);
   free(token);
   free(logprob);
 }
@@ -104,9 +146,11 @@ static void agrees(void **state) {
     for (int k = 0; k < N_PARAMS; k++) {
       char name[128];
       x.p = params[k];
-      snprintf(name, sizeof name, "V %lld%s%s, temperature %g top_k %d top_p %g%s",
+      snprintf(name, sizeof name,
+               "V %lld%s%s, temperature %g top_k %d top_p %g min_p %g penalty %g%s",
                (long long)cases[i].v, cases[i].ties ? " ties" : "", cases[i].ban ? " banned" : "",
-               (double)x.p.temperature, x.p.top_k, (double)x.p.top_p, x.p.greedy ? " greedy" : "");
+               (double)x.p.temperature, x.p.top_k, (double)x.p.top_p, (double)x.p.min_p,
+               (double)x.p.repetition_penalty, x.p.greedy ? " greedy" : "");
       compare(name, &x);
     }
     failures += twin_state.failures;
@@ -140,6 +184,7 @@ static void extremes(void **state) {
         x.banned = ban ? twin_bytes(DT_U8, banned, 4) : twin_absent();
         x.token = twin_ints(none, 6);
         x.logprob = twin_unwritten(DT_F32, 1, 6);
+        make_seen(&x, 1, 6, 4);
         char name[64];
         snprintf(name, sizeof name, "extremes: params %d, u %g%s", k, (double)us[i],
                  ban ? ", banned" : "");
@@ -160,7 +205,7 @@ static void u_picks_the_place(void **state) {
   float *u = mem_alloc(V, sizeof *u);
   int32_t *none = mem_zalloc(V, sizeof *none);
   for (int i = 0; i < V; i++) u[i] = ((float)i + 0.5F) / V;
-  Draw x = {.p = {1, 0, 1, false}, .banned = twin_absent()};
+  Draw x = {.p = {1, 0, 1, false, 0, 1}, .banned = twin_absent()};
   x.logits = twin_filled(DT_F32, 0.25F, 2, V, V);
   x.u = twin_floats(DT_F32, u, 1, V);
   x.token = twin_ints(none, V);
@@ -175,6 +220,66 @@ static void u_picks_the_place(void **state) {
   twin_done();
 }
 
+/* Enough rows of the same logits for a chi-square test of what each filter leaves. */
+static void draws_follow_the_filtered_softmax(void **state) {
+  (void)state;
+  enum { ROWS = 65536, CALLS = 4, V = SAMPLE_V };
+  Twins *t = twins();
+  float *logits = mem_alloc(ROWS * V, sizeof *logits), *u = mem_alloc(ROWS, sizeof *u);
+  uint8_t banned[V], *bits = mem_alloc(ROWS * SAMPLE_W, 1);
+  int32_t *ints = mem_alloc(ROWS, sizeof *ints);
+  for (int j = 0; j < V; j++) banned[j] = sample_banned(j);
+  for (int b = 0; b < ROWS; b++) {
+    sample_logits(logits + (ptrdiff_t)b * V);
+    sample_bits(bits + (ptrdiff_t)b * SAMPLE_W);
+    ints[b] = b;
+  }
+  Draw x = {.logits = twin_floats(DT_F32, logits, 2, ROWS, V), .slot = twin_ints(ints, ROWS)};
+  for (int b = 0; b < ROWS; b++) ints[b] = SAMPLE_NEWEST;
+  x.newest = twin_ints(ints, ROWS);
+  x.token = twin_ints(ints, ROWS);
+  x.logprob = twin_unwritten(DT_F32, 1, ROWS);
+  x.u = twin_filled(DT_F32, 0.5F, 1, ROWS);
+  x.bits = twin_bytes(DT_U8, bits, (int64_t)ROWS * SAMPLE_W);
+  x.bits = twin_view(x.bits, 0, 2, (const int64_t[]){ROWS, SAMPLE_W});
+  Pair bans = twin_bytes(DT_U8, banned, V);
+  for (int k = 0; k < SAMPLE_CASES; k++) {
+    const SampleCase *c = &sample_cases[k];
+    double prob[V], chi, bound, worst = 0;
+    int count[V] = {0};
+    char what[64];
+    sample_distribution(logits, c, prob);
+    x.p = c->p;
+    x.banned = c->ban ? bans : twin_absent();
+    for (int i = 0; i < CALLS; i++) {
+      for (int b = 0; b < ROWS; b++)
+        u[b] = (float)rng_uniform(60 + (uint64_t)k, (uint64_t)i, (uint64_t)b);
+      device_upload(t->gpu, x.u.gpu.data, u, ROWS * sizeof *u);
+      device_upload(t->gpu, x.bits.gpu.data, bits, (size_t)ROWS * SAMPLE_W);
+      draw_gpu(&x);
+      device_download(t->gpu, ints, x.token.gpu.data, ROWS * sizeof *ints);
+      float *logprob = twin_back(x.logprob);
+      for (int b = 0; b < ROWS; b++) {
+        count[ints[b]]++;
+        worst = fmax(worst, fabs((double)logprob[b] - log(prob[ints[b]])));
+      }
+      free(logprob);
+    }
+    bool follows = sample_follows(count, prob, &chi, &bound);
+    snprintf(what, sizeof what, "case %d: draws follow the distribution", k);
+    twin_check(what, follows);
+    snprintf(what, sizeof what, "case %d: log-probabilities are its", k);
+    twin_check(what, worst < 2e-6);
+    print_message("       case %d: chi-square %.1f, bound %.1f; log-probabilities to %.1e\n", k,
+                  chi, bound, worst);
+  }
+  free(logits);
+  free(u);
+  free(bits);
+  free(ints);
+  twin_done();
+}
+
 static void rates(void **state) {
   (void)state;
   if (getenv("RLHF_NO_RATES")) skip(); /* under a memory checker */
@@ -183,15 +288,16 @@ static void rates(void **state) {
                                {256, 32000, 2, false, false},
                                {1, 32000, 2, false, false},
                                {64, 128256, 2, false, false}};
-  static const SampleParams timed[] = {{1, 0, 1, false},
-                                       {1, 0, 1, true},
-                                       {1, 50, 1, false},
-                                       {1, 0, 0.9F, false},
-                                       {1, 50, 0.9F, false}};
-  static const char *what[] = {"plain", "greedy", "top_k 50", "top_p 0.9", "top_k 50 top_p 0.9"};
+  static const SampleParams timed[] = {{1, 0, 1, false, 0, 1},     {1, 0, 1, true, 0, 1},
+                                       {1, 50, 1, false, 0, 1},    {1, 0, 0.9F, false, 0, 1},
+                                       {1, 50, 0.9F, false, 0, 1}, {1, 0, 1, false, 0.05F, 1},
+                                       {1, 0, 1, false, 0, 1.2F}};
+  static const char *what[] = {
+      "plain",      "greedy",     "top_k 50", "top_p 0.9", "top_k 50 top_p 0.9",
+      "min_p 0.05", "penalty 1.2"};
   for (int i = 0; i < 4; i++) {
     Draw x = make(sizes + i, 9);
-    for (int k = 0; k < 5; k++) {
+    for (int k = 0; k < 7; k++) {
       char name[96];
       x.p = timed[k];
       snprintf(name, sizeof name, "sample %d x %d %s", (int)sizes[i].batch, (int)sizes[i].v,
@@ -206,6 +312,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(agrees),
     cmocka_unit_test(extremes),
     cmocka_unit_test(u_picks_the_place),
+    cmocka_unit_test(draws_follow_the_filtered_softmax),
     cmocka_unit_test(rates),
 };
 TEST_MAIN(tests)

@@ -51,7 +51,8 @@ static void test_tokens_are_the_same(void **state) {
   GenRequest *req = make_requests(N, 50, 3, VOCAB); /* three samples of each prompt */
   GenParams p = sampled();
   expect_all_ways(&w, p, req);
-  p.sample = (SampleParams){.temperature = 1, .top_k = 20, .top_p = 0.9f};
+  p.sample = (SampleParams){
+      .temperature = 1, .top_k = 20, .top_p = 0.9f, .min_p = 0.01f, .repetition_penalty = 1.3f};
   expect_all_ways(&w, p, req);
   free_requests(req, N);
   world_close(&w);

@@ -58,41 +58,91 @@ static void test_logprobs_are_the_forwards(void **state) {
   world_close(&w);
 }
 
-/* With filters or a ban the log-probability is of the distribution drawn from. */
-static float filtered_logprob(const float *logits, int vocab, GenParams p, bool ban, int token) {
-  double sum = 0, z = (double)logits[token] / (double)p.sample.temperature;
+/* With filters, a penalty or a ban the log-probability is of the distribution drawn from: all of it
+ * once more here, from the logits of the full forward over seq, whose token `at` was drawn. */
+static double drawn_logprob(float *x, int vocab, const GenParams *p, const TokenList *seq, int at,
+                            bool ban) {
+  const SampleParams *s = &p->sample;
+  double sum = 0, z = (double)s->temperature, best = -INFINITY;
+  bool had[97] = {false};
+  for (int t = 0; t < at; t++) {
+    float *y = &x[seq->v[t]];
+    if (s->repetition_penalty > 0 && !had[seq->v[t]])
+      *y = *y < 0 ? *y * s->repetition_penalty : *y / s->repetition_penalty;
+    had[seq->v[t]] = true;
+  }
+  if (ban) x[p->eos_ids[0]] = -INFINITY;
+  for (int j = 0; j < vocab; j++) best = fmax(best, (double)x[j]);
   for (int j = 0; j < vocab; j++) {
     int rank = 0; /* logits that come before this one */
-    if (ban && j == p.eos_ids[0]) continue;
-    for (int i = 0; i < vocab; i++) rank += (!ban || i != p.eos_ids[0]) && (logits[i] > logits[j]);
-    if (rank < p.sample.top_k || p.sample.top_k == 0)
-      sum += exp((double)logits[j] / (double)p.sample.temperature - z);
+    for (int i = 0; i < vocab; i++) rank += x[i] > x[j];
+    double w = exp(((double)x[j] - best) / z);
+    if ((rank < s->top_k || s->top_k == 0) && w >= (double)s->min_p) sum += w;
   }
-  return (float)-log(sum);
+  return ((double)x[seq->v[at]] - best) / z - log(sum);
 }
 
-static void test_filtered_logprobs(void **state) {
-  (void)state;
-  World w = world_random(tiny_config());
-  GenRequest *req = make_requests(N, 30, 1, 97);
-  GenParams p = sampled(0.8f);
-  p.sample.top_k = 7;
-  p.n_eos = 1, p.eos_ids[0] = 42, p.min_new_tokens = 10;
-  GenResult *out = generate_ok(&w, &p, req, N);
+static void expect_drawn(World *w, const GenParams *p, const GenRequest *req) {
+  GenResult *out = generate_ok(w, p, req, N);
   for (int i = 0; i < N; i++) {
     TokenList seq = sequence(&req[i], &out[i]);
     int32_t offsets[] = {0, seq.n}, rows[NEW];
     float *logits = mem_alloc(NEW * 97, sizeof *logits);
     for (int t = 0; t < out[i].n; t++) rows[t] = req[i].prompt_len + t - 1;
-    model_logits(w.model, (Batch){1, offsets, seq.v}, out[i].n, rows, logits);
+    model_logits(w->model, (Batch){1, offsets, seq.v}, out[i].n, rows, logits);
     for (int t = 0; t < out[i].n; t++) {
-      float want = filtered_logprob(logits + t * 97, 97, p, t < 10, out[i].tokens[t]);
-      assert_true(fabsf(out[i].logprobs[t] - want) < 1e-5f);
+      double want = drawn_logprob(logits + (ptrdiff_t)t * 97, 97, p, &seq, req[i].prompt_len + t,
+                                  t < p->min_new_tokens);
+      if (!(fabs((double)out[i].logprobs[t] - want) < 1e-5))
+        fail_msg("request %d, token %d: %.9g, expected %.9g", i, t, (double)out[i].logprobs[t],
+                 want);
     }
     free(logits);
     token_list_free(&seq);
   }
   free_results(out, N);
+}
+
+/* Bans end in the middle of answers; rows wait and give way, with and without bursts. */
+static void test_filtered_logprobs(void **state) {
+  (void)state;
+  World w = world_random(tiny_config());
+  GenRequest *req = make_requests(N, 30, 2, 97);
+  for (int k = 0; k < 5; k++) {
+    GenParams p = sampled(0.8f);
+    if (k != 2) p.sample.top_k = 7;
+    if (k >= 1) p.sample.min_p = 0.15f;
+    if (k >= 2) p.sample.repetition_penalty = k == 2 ? 0.6f : 1.7f;
+    p.n_eos = 1, p.eos_ids[0] = 42, p.min_new_tokens = k == 3 ? 0 : 10;
+    if (k >= 3) p.look = 8, p.max_batch = 7, p.max_kv_tokens = 300;
+    expect_drawn(&w, &p, req);
+  }
+  free_requests(req, N);
+  world_close(&w);
+}
+
+/* A strong penalty: as long as there are other ids, greedy answers repeat none of the sequence. */
+static void test_penalty_on_greedy_answers(void **state) {
+  (void)state;
+  World w = world_random(tiny_config());
+  GenRequest *req = make_requests(N, 20, 1, 97);
+  GenParams p = sampled(1);
+  p.sample.greedy = true;
+  for (int look = 1; look <= 8; look += 7)
+    for (int penalty = 0; penalty < 2; penalty++) {
+      int again = 0;
+      p.look = look;
+      p.sample.repetition_penalty = penalty ? 1e6f : 1;
+      GenResult *out = generate_ok(&w, &p, req, N);
+      for (int i = 0; i < N; i++) {
+        TokenList seq = sequence(&req[i], &out[i]);
+        for (int t = req[i].prompt_len; t < seq.n; t++)
+          for (int b = 0; b < t; b++) again += seq.v[b] == seq.v[t];
+        token_list_free(&seq);
+      }
+      assert_true(penalty ? again == 0 : again > N);
+      free_results(out, N);
+    }
   free_requests(req, N);
   world_close(&w);
 }
@@ -303,6 +353,12 @@ static void test_refusals(void **state) {
   p.sample.top_p = 0;
   refuse(&w, p, good, "top_p");
   p = sampled(1);
+  p.sample.min_p = 1.5f;
+  refuse(&w, p, good, "min_p is 1.5; expected 0 to 1");
+  p = sampled(1);
+  p.sample.repetition_penalty = -1;
+  refuse(&w, p, good, "repetition_penalty is -1");
+  p = sampled(1);
   p.n_eos = 1, p.eos_ids[0] = 97;
   refuse(&w, p, good, "EOS id 97");
   free(prompt);
@@ -367,6 +423,7 @@ static void test_stats(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_logprobs_are_the_forwards),
     cmocka_unit_test(test_filtered_logprobs),
+    cmocka_unit_test(test_penalty_on_greedy_answers),
     cmocka_unit_test(test_company_does_not_matter),
     cmocka_unit_test(test_random_numbers),
     cmocka_unit_test(test_eos),

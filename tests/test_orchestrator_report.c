@@ -206,6 +206,13 @@ static ReportTotals sample_totals(void) {
                               .bytes = 1 << 20,
                               .dense_bytes = 8 << 20,
                               .int8_bytes = 5 << 20};
+  t.gap = (RolloutGap){.tokens = 200,
+                       .sum = 5,
+                       .exp_sum = 210,
+                       .max = 0.75,
+                       .weighed = 100,
+                       .weight_sum = 98,
+                       .capped = 3};
   t.phase[PH_ROLLOUT] = (PhaseTotals){.seconds = 2,
                                       .flops = 1e9,
                                       .comm_seconds = 0.25,
@@ -273,6 +280,10 @@ static void the_table_counts_what_it_says(void **state) {
   assert_non_null(strstr(text,
                          "\nrefresh: 25.00 % of weights changed; 1.00 MiB sent, 8.00 as "
                          "bfloat16, 5.00 as int8\n"));
+  assert_non_null(strstr(text,
+                         "\nlog-probabilities of rollout and update: |difference| 2.50e-02 in the "
+                         "mean, 7.50e-01 at most; mean exp|difference| 1.050000\n"
+                         "importance weights: 0.9800 in the mean, 3.00 % at the cap\n"));
   free(text);
 }
 

@@ -1,9 +1,10 @@
 /* Sampling one token per row. The recorded log-probability is that of the distribution the token
- * was drawn from: after temperature, banned ids, top-k and top-p.
+ * was drawn from: after repetition penalty, banned ids, temperature, top-k, top-p and min-p.
  *
  * Nothing is sorted: what a filter keeps is a Cut, found by bisecting the weights' bit patterns
  * (which order positive floats), a few passes over the row whatever the distribution looks like. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vecmath.h"
@@ -126,14 +127,17 @@ static Cut cut_by_mass(const Row *r, Cut from, double p) {
 
 /* ---- drawing ---- */
 
-/* Weights become 0 where the filters cut; NaN stays. */
+/* Weights become 0 where the filters cut; NaN stays. Of what top-k and top-p leave, the likeliest
+ * id is always one, so min-p's bound does not depend on them. */
 static void filter_weights(Row *r, SampleParams p) {
   Cut c = {.threshold = 0, .ties = 0}; /* ids of weight 0 cannot be drawn anyway */
   if (p.top_k > 0 && p.top_k < count_from(r, next_above(0))) c = cut_by_count(r, p.top_k);
   if (p.top_p < 1) c = cut_by_mass(r, c, (double)p.top_p);
+  float least = p.min_p > 0 ? p.min_p * r->weight[row_argmax(r)] : 0;
   for (int64_t j = 0; j < r->v; j++) {
     bool tie = r->weight[j] == c.threshold;
-    if (r->weight[j] < c.threshold || (tie && c.ties <= 0)) r->weight[j] = 0;
+    if (r->weight[j] < c.threshold || (tie && c.ties <= 0) || r->weight[j] < least)
+      r->weight[j] = 0;
     c.ties -= tie;
   }
 }
@@ -168,29 +172,58 @@ static void sample_row(Row *r, SampleParams p, double u, int32_t *token, float *
   }
   double sum;
   fill_weights(r);
-  if (p.top_k > 0 || p.top_p < 1) filter_weights(r, p);
+  if (p.top_k > 0 || p.top_p < 1 || p.min_p > 0) filter_weights(r, p);
   *token = draw(r, u, &sum);
   float z = r->logits[*token] * r->inv_temp - r->max;
   *logprob = (float)((double)z - log(sum));
 }
 
+/* ---- repetition penalty ---- */
+
+/* The logits of row b with the penalty, in x; then the newest token is one of the seen. */
+static void penalize_row(const float *logits, int64_t v, SeenTokens seen, int64_t b, float penalty,
+                         float *x) {
+  int32_t slot = tensor_i32(seen.slot_B)[b], newest = tensor_i32(seen.newest_B)[b];
+  memcpy(x, logits, (size_t)v * sizeof *x);
+  if (slot < 0) return;
+  if (slot >= seen.bits_SW.dim[0] || newest < 0 || newest >= v)
+    die("row %lld: slot %d of %lld, newest token %d of %lld", (long long)b, slot,
+        (long long)seen.bits_SW.dim[0], newest, (long long)v);
+  uint8_t *bits = (uint8_t *)seen.bits_SW.data + slot * seen.bits_SW.dim[1];
+  bits[newest / 8] |= (uint8_t)(1 << newest % 8);
+  for (int64_t j = 0; j < v; j++)
+    if (bits[j / 8] >> j % 8 & 1) x[j] = x[j] < 0 ? x[j] * penalty : x[j] / penalty;
+}
+
+static bool seen_fits(SeenTokens s, int64_t batch, int64_t v) {
+  return s.bits_SW.dtype == DT_U8 && s.bits_SW.ndim == 2 && s.bits_SW.dim[1] == (v + 7) / 8 &&
+         is_i32_1d(s.slot_B, batch) && is_i32_1d(s.newest_B, batch);
+}
+
 void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                Tensor token_B, Tensor logprob_B) {
+                SeenTokens seen, Tensor token_B, Tensor logprob_B) {
   int64_t batch = logits_BV.dim[0], v = logits_BV.dim[1];
   require(is_f32(logits_BV, 2) && is_i32_1d(token_B, batch) && is_f32_1d(logprob_B, batch));
   require(p.greedy || (is_f32_1d(u_B, batch) && p.temperature > 0 && p.top_p > 0));
+  require(p.min_p >= 0 && p.min_p <= 1 && p.repetition_penalty >= 0);
   require(!banned_V.data || (banned_V.dtype == DT_U8 && tensor_numel(banned_V) == v));
-  require(v > 0);
+  require(v > 0 && (!sample_penalizes(p) || seen_fits(seen, batch, v)));
 #pragma omp parallel num_threads(d->threads) if (batch * v >= PARALLEL_MIN)
   {
     Row r = {.v = v, .banned = banned_V.data, .inv_temp = p.greedy ? 1 : 1 / p.temperature};
     r.weight = scratch_alloc(v);
+    float *penalized = sample_penalizes(p) ? scratch_alloc(v) : NULL;
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < batch; b++) {
       r.logits = tensor_f32(logits_BV) + b * v;
+      if (penalized) {
+        penalize_row(r.logits, v, seen, b, p.repetition_penalty, penalized);
+        r.logits = penalized;
+      }
       double u = p.greedy ? 0 : (double)tensor_f32(u_B)[b];
       sample_row(&r, p, u, tensor_i32(token_B) + b, tensor_f32(logprob_B) + b);
     }
     free(r.weight);
+    free(penalized);
   }
 }

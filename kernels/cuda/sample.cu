@@ -69,12 +69,37 @@ __device__ inline bool allowed(const Sample &a, const uint8_t *banned, int id) {
   return id < static_cast<int>(a.v) && !(banned && banned[id]);
 }
 
+__device__ inline float penalized(float x, bool seen, float penalty) {
+  return !seen ? x : x < 0 ? x * penalty : x / penalty;
+}
+
+/* A multiple of four ids: their bits lie in one byte. */
+template <int PACKS>
+__device__ inline void penalize_pack(const Row<PACKS> &r, int id, float4 &w) {
+  if (id >= static_cast<int>(r.a.v)) return;
+  unsigned bits = r.seen[id / 8] >> id % 8 & 15u;
+  if (r.newest / 4 == id / 4) bits |= 1u << r.newest % 4;
+  float penalty = r.a.p.repetition_penalty;
+  w.x = penalized(w.x, bits & 1, penalty);
+  w.y = penalized(w.y, bits & 2, penalty);
+  w.z = penalized(w.z, bits & 4, penalty);
+  w.w = penalized(w.w, bits & 8, penalty);
+}
+
+template <int PACKS>
+__device__ inline float logit_of_id(const Row<PACKS> &r, int32_t id) {
+  float x = r.logits[id];
+  if (!r.seen) return x;
+  return penalized(x, id == r.newest || (r.seen[id / 8] >> id % 8 & 1), r.a.p.repetition_penalty);
+}
+
 /* Logits to the packs; the key of the best id that may be drawn, and the largest logit of all. */
 template <int PACKS>
 __device__ inline uint64_t read_row(Row<PACKS> &r, float *largest) {
   float most = -INFINITY, all = -INFINITY;
   int best = -1;
   each_pack(r, [&](int i, float4 &w) { w = logits_at(r, r.id(i)); });
+  if (r.seen) each_pack(r, [&](int i, float4 &w) { penalize_pack(r, r.id(i), w); });
   each_pack(r, [&](int i, float4 &w) {
     const float x[4] = {w.x, w.y, w.z, w.w};
     int id = r.id(i);
@@ -174,9 +199,9 @@ __device__ inline Cut cut_by_mass(Row<PACKS> &r, Cut from, double p) {
   return {threshold, ties};
 }
 
-/* Weights become 0 where the filters cut; NaN stays. */
+/* Weights become 0 where the filters cut; NaN stays. heaviest: of all weights. */
 template <int PACKS>
-__device__ inline void filter_weights(Row<PACKS> &r) {
+__device__ inline void filter_weights(Row<PACKS> &r, float heaviest) {
   const SampleParams &p = r.a.p;
   Cut c = {0, 0}; /* ids of weight 0 cannot be drawn anyway */
   if (p.top_k > 0 && p.top_k < measure<false>(r, next_above(0), INFINITY).count)
@@ -190,13 +215,23 @@ __device__ inline void filter_weights(Row<PACKS> &r) {
     add_up(r, tie);
     last_tie = place_of(r, static_cast<double>(c.ties) - 0.5, tie);
   }
+  float least = p.min_p > 0 ? p.min_p * heaviest : 0;
   each_pack(r, [&](int i, float4 &w) {
     int id = r.id(i);
     auto cut = [&](float x, int at) {
-      return x < c.threshold || (x == c.threshold && at > last_tie) ? 0 : x;
+      return x < c.threshold || (x == c.threshold && at > last_tie) || x < least ? 0 : x;
     };
     w = make_float4(cut(w.x, id), cut(w.y, id + 1), cut(w.z, id + 2), cut(w.w, id + 3));
   });
+}
+
+template <int PACKS>
+__device__ inline void find_seen(Row<PACKS> &r, int64_t b) {
+  int slot = r.a.seen ? r.a.slot[b] : -1;
+  if (slot < 0) return;
+  r.newest = r.a.newest[b];
+  if (slot >= r.a.slots || r.newest < 0 || r.newest >= r.a.v) __trap();
+  r.seen = r.a.seen + static_cast<int64_t>(slot) * r.a.seen_width;
 }
 
 template <int PACKS>
@@ -209,6 +244,8 @@ __global__ __launch_bounds__(THREADS,
   int64_t b = blockIdx.x / static_cast<unsigned>(a.cluster);
   Row<PACKS> r = {.a = a,
                   .logits = a.logits + b * a.v,
+                  .seen = nullptr,
+                  .newest = 0,
                   .shared = &shared,
                   .cum = reinterpret_cast<double *>(dynamic),
                   .base = 0,
@@ -221,12 +258,14 @@ __global__ __launch_bounds__(THREADS,
                   .pack = {}};
   if (PACKS == 0)
     r.memory = a.weights + static_cast<int64_t>(blockIdx.x) * a.packs * THREADS + thread;
+  find_seen(r, b);
   float largest;
   int32_t token = id_of(read_row(r, &largest));
   auto weight = [](float w) { return static_cast<double>(w); };
-  float max = a.p.greedy ? largest : r.logits[token] * a.inv_temp;
+  float best = logit_of_id(r, token), max = a.p.greedy ? largest : best * a.inv_temp;
   fill_weights(r, max, a.p.greedy ? nullptr : a.banned);
-  if (!a.p.greedy && (a.p.top_k > 0 || a.p.top_p < 1)) filter_weights(r);
+  if (!a.p.greedy && (a.p.top_k > 0 || a.p.top_p < 1 || a.p.min_p > 0))
+    filter_weights(r, exp_f32(fmaf(best, a.inv_temp, -max)));
   double sum = add_up(r, weight);
   if (!a.p.greedy) {
     int32_t drawn = place_of(r, static_cast<double>(a.u[b]) * sum, weight);
@@ -234,7 +273,8 @@ __global__ __launch_bounds__(THREADS,
   }
   if (a.cluster > 1) cluster_barrier(); /* nobody reads the others' memory any more */
   if (rank != 0 || thread != 0) return;
-  float x = r.logits[token];
+  float x = logit_of_id(r, token);
+  if (r.seen) r.seen[r.newest / 8] |= static_cast<uint8_t>(1u << r.newest % 8); /* all have read */
   double z = a.p.greedy ? static_cast<double>(x) - static_cast<double>(max)
                         : static_cast<double>(fmaf(x, a.inv_temp, -max));
   a.token[b] = token;
@@ -269,14 +309,27 @@ void cut_row(Sample *a, int arch) {
   a->packs = static_cast<int>(cuda_ceil(a->v, a->cluster * PACK_IDS));
 }
 
+void give_seen(Sample *a, SeenTokens s, int64_t batch) {
+  Tensor bits = s.bits_SW;
+  require(bits.dtype == DT_U8 && bits.ndim == 2 && bits.dim[1] == (a->v + 7) / 8);
+  require(is_row(s.slot_B, DT_I32, batch) && is_row(s.newest_B, DT_I32, batch));
+  require(bits.dim[0] <= INT32_MAX);
+  a->seen = cuda_data<uint8_t>(bits);
+  a->seen_width = static_cast<int>(bits.dim[1]);
+  a->slots = static_cast<int>(bits.dim[0]);
+  a->slot = cuda_data<const int32_t>(s.slot_B);
+  a->newest = cuda_data<const int32_t>(s.newest_B);
+}
+
 }  // namespace
 
 void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                 Tensor token_B, Tensor logprob_B) {
+                 SeenTokens seen, Tensor token_B, Tensor logprob_B) {
   int64_t batch = logits_BV.dim[0], v = logits_BV.dim[1];
   require(logits_BV.dtype == DT_F32 && logits_BV.ndim == 2 && is_row(token_B, DT_I32, batch));
   require(is_row(logprob_B, DT_F32, batch));
   require(p.greedy || (is_row(u_B, DT_F32, batch) && p.temperature > 0 && p.top_p > 0));
+  require(p.min_p >= 0 && p.min_p <= 1 && p.repetition_penalty >= 0);
   require(!banned_V.data || (banned_V.dtype == DT_U8 && tensor_numel(banned_V) == v));
   require(v > 0 && v <= INT32_MAX - MAX_PACKS * PACK_IDS);
   if (batch == 0) return;
@@ -289,6 +342,7 @@ void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor
   a.logits = cuda_data<const float>(logits_BV);
   a.u = cuda_data<const float>(u_B);
   a.banned = cuda_data<const uint8_t>(banned_V);
+  if (sample_penalizes(p)) give_seen(&a, seen, batch);
   a.token = cuda_data<int32_t>(token_B);
   a.logprob = cuda_data<float>(logprob_B);
   if (a.packs > MAX_PACKS)

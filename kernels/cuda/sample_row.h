@@ -19,7 +19,10 @@ struct Sample {
   bool aligned;       /* rows allow 16-byte accesses */
   const float *logits, *u;
   const uint8_t *banned; /* may be NULL */
-  float4 *weights;       /* [B, cluster, packs, THREADS]; only where registers do not hold them */
+  uint8_t *seen;         /* [slots, seen_width] bits; NULL: no repetition penalty */
+  int seen_width, slots;
+  const int32_t *slot, *newest;
+  float4 *weights; /* [B, cluster, packs, THREADS]; only where registers do not hold them */
   int32_t *token;
   float *logprob;
 };
@@ -44,6 +47,8 @@ template <int PACKS>
 struct Row {
   const Sample &a;
   const float *logits;
+  uint8_t *seen; /* the row's bits; NULL: it has had no ids, or there is no penalty */
+  int newest;
   Shared *shared;
   double *cum;    /* [packs * WARPS]: sums of the block's tiles, each with all before it */
   double base;    /* the same of the blocks before this one */
