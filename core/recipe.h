@@ -175,7 +175,7 @@ typedef struct Recipe {
     int64_t stage, ranks_per_node;
     const char *recompute;       /* none|selective|full|auto */
     const char *wire;            /* float32|bfloat16 */
-    const char *refresh;         /* dense|delta */
+    const char *refresh;         /* dense|delta|auto */
     int64_t refresh_check;       /* refreshes; 0: never */
     const char *qwz, *hpz, *qgz; /* off|int8|fp8, off|on|quantized, off|int8|int4 */
     int64_t block;               /* elements to a scale */

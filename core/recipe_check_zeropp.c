@@ -18,10 +18,10 @@ static void check_needs(Reading *rd) {
   if (!strcmp(r->zeropp.hpz, "quantized") && is_off(r->zeropp.qwz) &&
       check_sound(rd, "zeropp.hpz zeropp.qwz"))
     check_fail(rd, "zeropp.hpz", "found quantized with zeropp.qwz off; expected on, or qwz");
-  if (!strcmp(r->zeropp.refresh, "delta") && strcmp(r->zeropp.hpz, "on") != 0 &&
+  if (strcmp(r->zeropp.refresh, "dense") != 0 && strcmp(r->zeropp.hpz, "on") != 0 &&
       check_sound(rd, "zeropp.refresh zeropp.hpz"))
-    check_fail(rd, "zeropp.refresh", "found delta with zeropp.hpz %s; expected dense, or hpz on",
-               r->zeropp.hpz);
+    check_fail(rd, "zeropp.refresh", "found %s with zeropp.hpz %s; expected dense, or hpz on",
+               r->zeropp.refresh, r->zeropp.hpz);
   if (!strcmp(r->zeropp.refresh, "delta") && !is_off(r->zeropp.qwz) &&
       check_sound(rd, "zeropp.refresh zeropp.qwz"))
     check_fail(rd, "zeropp.refresh", "found delta with zeropp.qwz %s; expected dense, or qwz off",

@@ -329,12 +329,16 @@ static const RecipeRow zeropp_rows[] = {
     {"hpz", ROW_CHOICE, AT(zeropp.hpz), "off", NONE, .choices = "off|on|quantized",
      .help = "every node keeps a copy of the weights, refreshed once a step; quantized: as qwz "
              "brought it; stage 3"},
-    {"refresh", ROW_CHOICE, AT(zeropp.refresh), "dense", NONE, .choices = "dense|delta",
+    {"refresh", ROW_CHOICE, AT(zeropp.refresh), "dense", NONE, .choices = "dense|delta|auto",
      .help = "delta: of the weights of hpz only those cross nodes whose bfloat16 value changed, "
              "which loses nothing; a unit that changed too much is sent whole. Needs hpz on, qwz "
-             "off, and weights in bfloat16"},
+             "off, and weights in bfloat16. auto: each unit, each step, by delta or as qwz says, "
+             "whichever is shorter; after a step as qwz says it stays so until what deltas would "
+             "have saved pays for the exact weights that they need to start from. Frozen models, "
+             "and all on one node, are exact. Needs hpz on and bfloat16; with qwz, 2 bytes more "
+             "for each weight that a rank owns"},
     {"refresh_check", ROW_INT, AT(zeropp.refresh_check), "100", SPAN(0, MANY), .unit = "refreshes",
-     .help = "with delta: the nodes' copies are compared every so many; 0: never"},
+     .help = "delta and auto: the nodes' copies are compared every so many; 0: never"},
     {"qgz", ROW_CHOICE, AT(zeropp.qgz), "off", NONE, .choices = "off|int8|int4",
      .help = "gradients travel in blocks of so few bits, within nodes and between; stages 1 to 3"},
     {"block", ROW_INT, AT(zeropp.block), "256", SPAN(2, 4096), .unit = "elements",

@@ -50,7 +50,8 @@ const Command command_bench = {
         "  qgz     gradients travel in int4, summed in two hops\n"
         "  all     the three together\n"
         "  all-ef  the three, with error feedback on the gradients\n"
-        "  delta   all, but of the weights only those that changed, in 16 bits: for small --lr",
+        "  delta   all, but of the weights only those that changed, in 16 bits: for small --lr\n"
+        "  auto    all or delta, whichever sends less",
     .min_operands = 1,
     .max_operands = 1,
     .options =

@@ -14,7 +14,9 @@ static const BenchMode bench_modes[] = {
     {"qgz", {STAGE_3, .qgz = WIRE_INT4}},
     {"all", {ALL}},
     {"all-ef", {ALL, .error_feedback = true, .error_decay = 0.8, .error_reset = 1024}},
-    {"delta", {STAGE_3, .hpz = HPZ_ON, .delta = true, .qgz = WIRE_INT4, .accumulate_node = true}}};
+    {"delta",
+     {STAGE_3, .hpz = HPZ_ON, .refresh = REFRESH_DELTA, .qgz = WIRE_INT4, .accumulate_node = true}},
+    {"auto", {ALL, .refresh = REFRESH_AUTO}}};
 enum { N_MODES = sizeof bench_modes / sizeof bench_modes[0] };
 
 static const BenchMode *mode_find(const char *name, size_t len) {

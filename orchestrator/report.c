@@ -182,20 +182,25 @@ void report_show(Report *r, const char *label, double value) {
 }
 
 void report_refresh(Report *r, const char *model, ZeroPPRefresh sent) {
-  double x[5] = {(double)sent.weights, (double)sent.changed, (double)sent.bytes,
-                 (double)sent.dense_bytes, (double)sent.int8_bytes};
-  comm_all_reduce_f64(r->grid->all, x, 5, false);
+  double x[7] = {(double)sent.weights,     (double)sent.changed,    (double)sent.bytes,
+                 (double)sent.dense_bytes, (double)sent.int8_bytes, (double)sent.delta_units,
+                 (double)sent.dense_units};
+  comm_all_reduce_f64(r->grid->all, x, 7, false);
   if (!(x[0] > 0)) return;
   fprintf(r->costs_out, ",\"%s_refresh\":{\"changed\":", model);
   json_put_f64(r->costs_out, x[1] / x[0]);
-  fprintf(r->costs_out, ",\"bytes\":%.0f,\"bfloat16_bytes\":%.0f,\"int8_bytes\":%.0f}", x[2], x[3],
+  for (int i = 5; i < 7; i++) x[i] /= r->grid->world; /* the same on all */
+  fprintf(r->costs_out, ",\"bytes\":%.0f,\"bfloat16_bytes\":%.0f,\"int8_bytes\":%.0f", x[2], x[3],
           x[4]);
+  fprintf(r->costs_out, ",\"delta_units\":%.0f,\"dense_units\":%.0f}", x[5], x[6]);
   ZeroPPRefresh *t = &r->totals.refresh;
   t->weights += (uint64_t)x[0];
   t->changed += (uint64_t)x[1];
   t->bytes += (uint64_t)x[2];
   t->dense_bytes += (uint64_t)x[3];
   t->int8_bytes += (uint64_t)x[4];
+  t->delta_units += (uint64_t)x[5];
+  t->dense_units += (uint64_t)x[6];
 }
 
 void report_gap(Report *r, RolloutGap g) {

@@ -27,7 +27,7 @@ typedef struct ReportTotals {
   PhaseTotals phase[PH_COUNT];
   int ranks;
   int64_t steps;
-  ZeroPPRefresh refresh; /* by delta, all models */
+  ZeroPPRefresh refresh; /* by delta or auto, all models; units of one rank */
   RolloutGap gap;        /* of all PPO steps whose gap is a number */
   double peak_flops; /* per second, all ranks together: the best of GEMMs measured at the start and
                         the end, and of any phase; 0: not measured */

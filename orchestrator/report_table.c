@@ -113,9 +113,11 @@ static void print_traffic(const ReportTotals *t, FILE *out) {
 static void print_refresh(const ZeroPPRefresh *x, FILE *out) {
   if (x->weights == 0) return;
   fprintf(out,
-          "\nrefresh: %.2f %% of weights changed; %.2f MiB sent, %.2f as bfloat16, %.2f as int8\n",
+          "\nrefresh: %.2f %% of weights changed; %.2f MiB sent, %.2f as bfloat16, %.2f as int8; "
+          "%llu units by delta, %llu dense\n",
           100 * (double)x->changed / (double)x->weights, (double)x->bytes / MIB,
-          (double)x->dense_bytes / MIB, (double)x->int8_bytes / MIB);
+          (double)x->dense_bytes / MIB, (double)x->int8_bytes / MIB,
+          (unsigned long long)x->delta_units, (unsigned long long)x->dense_units);
 }
 
 static void print_gap(const RolloutGap *g, FILE *out) {

@@ -49,9 +49,11 @@ static json_t *phase_json(const PhaseTotals *p) {
 }
 
 static json_t *refresh_json(const ZeroPPRefresh *x) {
-  return json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)x->weights, "changed",
-                   (json_int_t)x->changed, "bytes", (json_int_t)x->bytes, "bfloat16_bytes",
-                   (json_int_t)x->dense_bytes, "int8_bytes", (json_int_t)x->int8_bytes);
+  return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)x->weights,
+                   "changed", (json_int_t)x->changed, "bytes", (json_int_t)x->bytes,
+                   "bfloat16_bytes", (json_int_t)x->dense_bytes, "int8_bytes",
+                   (json_int_t)x->int8_bytes, "delta_units", (json_int_t)x->delta_units,
+                   "dense_units", (json_int_t)x->dense_units);
 }
 
 static json_t *gap_json(const RolloutGap *x) {
@@ -110,7 +112,7 @@ static int phase_parse(const json_t *obj, const char *file, PhaseTotals *out, Er
   return 0;
 }
 
-/* Absent in files of before. */
+/* Absent in files of before, or some of it. */
 static int refresh_parse(const json_t *obj, const char *file, ZeroPPRefresh *out, Error *err) {
   if (!obj) return 0;
   const struct {
@@ -120,10 +122,12 @@ static int refresh_parse(const json_t *obj, const char *file, ZeroPPRefresh *out
                 {"changed", &out->changed},
                 {"bytes", &out->bytes},
                 {"bfloat16_bytes", &out->dense_bytes},
-                {"int8_bytes", &out->int8_bytes}};
+                {"int8_bytes", &out->int8_bytes},
+                {"delta_units", &out->delta_units},
+                {"dense_units", &out->dense_units}};
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
     int64_t n;
-    if (count_parse(obj, counts[i].key, file, &n, err)) return -1;
+    if (json_get_i64_or(obj, counts[i].key, file, 0, INT64_MAX, 0, &n, err)) return -1;
     *counts[i].to = (uint64_t)n;
   }
   return 0;

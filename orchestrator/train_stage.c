@@ -38,7 +38,7 @@ static int save_state(Session *s, const TrainedModel *models, int n_models, Erro
 
 /* What refreshes sent since `before`, model by model. */
 static void report_refreshes(Session *s, const Stage *stage, const ZeroPPRefresh *before) {
-  if (strcmp(s->recipe->zeropp.refresh, "delta") != 0) return;
+  if (strcmp(s->recipe->zeropp.refresh, "dense") == 0) return;
   for (int i = 0; i < stage->n_models; i++) {
     ZeroPPRefresh x = zeropp_refreshed(model_zero(stage->models[i].model));
     x.weights -= before[i].weights;
@@ -46,6 +46,8 @@ static void report_refreshes(Session *s, const Stage *stage, const ZeroPPRefresh
     x.bytes -= before[i].bytes;
     x.dense_bytes -= before[i].dense_bytes;
     x.int8_bytes -= before[i].int8_bytes;
+    x.delta_units -= before[i].delta_units;
+    x.dense_units -= before[i].dense_units;
     report_refresh(s->report, stage->models[i].name, x);
   }
 }

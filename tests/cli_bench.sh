@@ -57,10 +57,10 @@ mpi 2 bench rollout --model tiny.json --prompts 5 --prompt-length 9 --lengths eo
 ok "of random lengths, on two ranks" eval "grep -q '^decode ' out && grep -q 'copy rate' out"
 
 bench 4 --ranks-per-node 2
-ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef|delta) ' out)" = 7
+ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef|delta|auto) ' out)" = 8
 bench 4 --ranks-per-node 2 --json
 cp out json
-is "one object per mode" "$(grep -oE '"mode":"[^"]*"' json | cut -d'"' -f4 | paste -sd' ')" "zero3 qwz hpz qgz all all-ef delta"
+is "one object per mode" "$(grep -oE '"mode":"[^"]*"' json | cut -d'"' -f4 | paste -sd' ')" "zero3 qwz hpz qgz all all-ef delta auto"
 
 # Of the units, the embedding (1 % here) is gathered once less than the blocks; small sums add a little.
 ok "stage 3 moves 3 M between nodes: $(value zero3 inter_units)" between "$(value zero3 inter_units)" 2.95 3.02

@@ -179,7 +179,7 @@ delta() { # RANKS RANKS-PER-NODE
   train "$1" dense $sets && train "$1" delta $sets --set zeropp.refresh=delta && same_run dense delta &&
     grep -q '^refresh: .* of weights changed' out && ! grep -q _refresh dense/metrics.jsonl &&
     for key in '"sft","step":2,.*"model' '"reward","step":2,.*"model' '"ppo","step":3,.*"actor' '"ppo","step":3,.*"critic'; do
-      grep -qE "$key"'_refresh":\{"changed":0?\.[0-9]+,"bytes":[0-9]+,"bfloat16_bytes":[0-9]+,"int8_bytes":[0-9]+\}' \
+      grep -qE "$key"'_refresh":\{"changed":0?\.[0-9]+,"bytes":[0-9]+,"bfloat16_bytes":[0-9]+,"int8_bytes":[0-9]+,"delta_units":[0-9]+,"dense_units":[0-9]+\}' \
         delta/metrics.jsonl || { echo "# no $key"; return 1; }
     done
 }
@@ -187,6 +187,20 @@ for grid in "2 1" "4 2" "6 3" "8 2"; do
   # shellcheck disable=SC2086
   ok "refreshes by delta on ranks and ranks per node $grid: the same bits in all stages, and what they sent" delta $grid
 done
+
+# Rates that rise from where deltas are shorter to where int8 is: both forms, and a run that is taken up again from a
+# checkpoint in the middle refreshes in the same ones.
+automatic() {
+  local sets="--set zeropp.ranks_per_node=1 --set zeropp.wire=bfloat16 --set zeropp.hpz=on --set zeropp.qwz=int8"
+  sets="$sets --set zeropp.refresh=auto --set stages=[sft] --set sft.steps=10 --set sft.eval_every=0"
+  sets="$sets --set checkpoint.keep=9 --set optimizer.sft.lr=6e-3 --set optimizer.sft.warmup_steps=10"
+  # shellcheck disable=SC2086
+  train 2 auto $sets && cp -r auto again && rm -r again/checkpoints/step_0000{08,10} &&
+    train 2 again $sets --resume && same_run auto again || return 1
+  grep -q '"step":4,.*"delta_units":4,"dense_units":0' auto/metrics.jsonl &&
+    grep -q '"step":7,.*"delta_units":[01],"dense_units":[34]' auto/metrics.jsonl
+}
+ok "refreshes whose form is chosen: both of them, and the same after a resume" automatic
 
 micro() { train 1 micro --set batch.micro_tokens=40 --set zeropp.recompute=full && same_to 1e-5 one micro; }
 ok "the same with other micro-batches and recomputation" micro

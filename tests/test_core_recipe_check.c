@@ -314,6 +314,11 @@ static void sharding(void **state) {
        "--set zeropp.refresh=delta: zeropp.refresh: found delta with zeropp.hpz off; expected "
        "dense, "
        "or hpz on"},
+      {{"zeropp={qwz: int8, hpz: on}", "zeropp.refresh=auto"}, NULL},
+      {{"zeropp={qwz: int8, hpz: quantized}", "zeropp.refresh=auto"},
+       "--set zeropp.refresh=auto: zeropp.refresh: found auto with zeropp.hpz quantized; expected "
+       "dense, "
+       "or hpz on"},
       {{"zeropp={qwz: int8, hpz: on}", "zeropp.refresh=delta"},
        "--set zeropp.refresh=delta: zeropp.refresh: found delta with zeropp.qwz int8; expected "
        "dense, or qwz off"},

@@ -205,7 +205,9 @@ static ReportTotals sample_totals(void) {
                               .changed = 1 << 20,
                               .bytes = 1 << 20,
                               .dense_bytes = 8 << 20,
-                              .int8_bytes = 5 << 20};
+                              .int8_bytes = 5 << 20,
+                              .delta_units = 12,
+                              .dense_units = 3};
   t.gap = (RolloutGap){.tokens = 200,
                        .sum = 5,
                        .exp_sum = 210,
@@ -279,7 +281,7 @@ static void the_table_counts_what_it_says(void **state) {
   text = print_table(&t);
   assert_non_null(strstr(text,
                          "\nrefresh: 25.00 % of weights changed; 1.00 MiB sent, 8.00 as "
-                         "bfloat16, 5.00 as int8\n"));
+                         "bfloat16, 5.00 as int8; 12 units by delta, 3 dense\n"));
   assert_non_null(strstr(text,
                          "\nlog-probabilities of rollout and update: |difference| 2.50e-02 in the "
                          "mean, 7.50e-01 at most; mean exp|difference| 1.050000\n"

@@ -9,7 +9,7 @@
 
 #include "tests/test.h"
 #include "tests/zeropp_test.h"
-#include "zeropp/zeropp.h"
+#include "zeropp/internal.h"
 
 static void step_while_held(TestModel *m) {
   zeropp_gather(m->z, 1);
@@ -126,6 +126,22 @@ static void send_too_much(TestModel *m) { /* rank 0 expects less of rank 1 than 
   comm_barrier(m->grid->all);
 }
 
+static void hold_other_weights(TestModel *m) { /* one bit, of what the other rank owns */
+  ZeroPPConfig cfg = {.stage = 3,
+                      .trainable = true,
+                      .wire = WIRE_BF16,
+                      .hpz = HPZ_ON,
+                      .refresh = REFRESH_DELTA,
+                      .refresh_check = 1};
+  TestModel two = test_model_of(1, cfg);
+  zeropp_init_random(two.z, 1);
+  zeropp_gather_all(two.z);
+  zeropp_release_all(two.z);
+  if (m->grid->rank == 1) two.z->units[2].secondary[0] ^= 1;
+  zeropp_step(two.z, (AdamW){.lr = 1e-6F, .eps = 1e-8F}, 0);
+  zeropp_gather(two.z, 0);
+}
+
 typedef struct Misdeed {
   const char *name;
   void (*act)(TestModel *m);
@@ -163,6 +179,10 @@ static const Misdeed misdeeds[] = {
     {"send_too_much", send_too_much, "all-gather with rank 1 over group 'all': MPI_ERR_TRUNCATE",
      3},
     {"step_while_held", step_while_held, "step: " UNIT1 " is still held by 1 gather", 2},
+    {"hold_other_weights", hold_other_weights,
+     "refresh: of unit 2 (1.norm.weight...) rank 1 holds other weights than rank 0, which owns "
+     "them",
+     2},
 };
 enum { N_MISDEEDS = sizeof misdeeds / sizeof *misdeeds };
 

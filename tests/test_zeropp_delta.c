@@ -9,7 +9,7 @@ static const ZeroPPConfig dense = {
 
 static ZeroPPConfig by_delta(void) {
   ZeroPPConfig c = dense;
-  c.delta = true;
+  c.refresh = REFRESH_DELTA;
   c.refresh_check = 2;
   return c;
 }
@@ -177,13 +177,18 @@ static void check_mismatch(int local) {
   bool on = delta_is_on(m.z);
   assert_true(on == (m.grid->nodes > 1));
   if (on) {
-    assert_int_equal(delta_mismatch(m.z), -1);
+    assert_int_equal(delta_mismatch(m.z).unit, -1);
     const Unit *u = &m.z->units[2];
-    double damaged = m.grid->node == m.grid->nodes - 1 && u->slice_numel > 0;
-    if (damaged > 0) u->secondary[0] ^= 1;
-    assert_int_equal(delta_mismatch(m.z), u->slice_numel > 0 ? 2 : -1);
-    if (damaged > 0) u->secondary[0] ^= 1;
-    assert_int_equal(delta_mismatch(m.z), -1);
+    bool damaged = m.grid->node == m.grid->nodes - 1 && u->slice_numel > 0;
+    if (damaged) u->secondary[0] ^= 1; /* of the piece that the first node owns */
+    DeltaMismatch found = delta_mismatch(m.z);
+    assert_int_equal(found.unit, u->slice_numel > 0 ? 2 : -1);
+    if (found.unit == 2) {
+      assert_int_equal(found.owner, m.grid->local_rank);
+      assert_int_equal(found.holder, launch_world() - local + m.grid->local_rank);
+    }
+    if (damaged) u->secondary[0] ^= 1;
+    assert_int_equal(delta_mismatch(m.z).unit, -1);
   }
   test_model_free(&m);
 }

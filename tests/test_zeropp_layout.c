@@ -157,7 +157,8 @@ static void refusals_name_the_key(void **state) {
   const ZeroPPConfig plain = {.stage = 3, .trainable = true};
   ZeroPPConfig half = plain, sums = plain, away = plain, delta = plain;
   half.compute = sums.gradients = DT_BF16;
-  away.offload = delta.delta = true;
+  away.offload = true;
+  delta.refresh = REFRESH_DELTA;
   delta.hpz = HPZ_ON;
   const struct {
     ZeroPPConfig cfg;

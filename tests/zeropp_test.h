@@ -84,7 +84,8 @@ typedef struct TestMode {
 #define QGZ .qgz = WIRE_INT4
 #define NODE .accumulate_node = true
 #define BF16 .wire = WIRE_BF16
-#define DELTA .delta = true, .refresh_check = 1
+#define DELTA .refresh = REFRESH_DELTA, .refresh_check = 1
+#define AUTO .refresh = REFRESH_AUTO, .refresh_check = 1, .scale = DT_BF16
 #define FEEDBACK .error_feedback = true, .error_decay = 0.5
 static const TestMode test_modes[] = {
     MODE(.stage = 3),
@@ -107,6 +108,7 @@ static const TestMode test_modes[] = {
     MODE(.stage = 3, .hpz = HPZ_ON, QWZ, QGZ, BF16, FEEDBACK, .error_reset = 3),
     MODE(.stage = 3, .hpz = HPZ_ON, BF16, DELTA),
     MODE(.stage = 3, .hpz = HPZ_ON, BF16, DELTA, QGZ, NODE),
+    MODE(.stage = 3, .hpz = HPZ_ON, QWZ, BF16, AUTO),
     MODE(.stage = 0),
     MODE(.stage = 0, BF16),
     MODE(.stage = 1),

@@ -27,15 +27,21 @@ int zeropp_check(const ZeroPPConfig *c, DeviceKind device, int world, Error *err
                      "zeropp.gradients: found bfloat16 with %s, where GEMMs add to the sums "
                      "themselves; expected float32",
                      world == 1 ? "one rank" : "stage 0");
-  if (c->delta && c->wire == WIRE_F32 && c->compute == DT_F32)
+  if (c->refresh != REFRESH_DENSE && c->wire == WIRE_F32 && c->compute == DT_F32)
     return error_set(err,
-                     "zeropp.refresh: found delta with weights in float32, nearly all of which "
-                     "change; expected dense, or zeropp.wire or run.precision bfloat16");
+                     "zeropp.refresh: found %s with weights in float32, nearly all of which "
+                     "change; expected dense, or zeropp.wire or run.precision bfloat16",
+                     c->refresh == REFRESH_DELTA ? "delta" : "auto");
   if (c->offload && device == DEVICE_CPU)
     return error_set(err,
                      "zeropp.offload: found optimizer on the CPU, whose memory is the host's "
                      "already; expected off");
   return 0;
+}
+
+static RefreshMode refresh_mode(const char *word) {
+  if (strcmp(word, "auto") == 0) return REFRESH_AUTO;
+  return strcmp(word, "delta") == 0 ? REFRESH_DELTA : REFRESH_DENSE;
 }
 
 ZeroPPConfig zeropp_config(const Recipe *r) {
@@ -50,7 +56,7 @@ ZeroPPConfig zeropp_config(const Recipe *r) {
       .qgz = wire_kind(r->zeropp.qgz),
       .block = (int)r->zeropp.block,
       .scale = strcmp(r->zeropp.scale, "bfloat16") == 0 ? DT_BF16 : DT_F32,
-      .delta = strcmp(r->zeropp.refresh, "delta") == 0,
+      .refresh = refresh_mode(r->zeropp.refresh),
       .refresh_check = r->zeropp.refresh_check,
       .error_feedback = r->zeropp.error_feedback,
       .error_decay = r->zeropp.error_decay,

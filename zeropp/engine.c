@@ -21,7 +21,8 @@ static void check_config(const ZeroPPConfig *c) {
   require(c->stage == 3 || !c->hpz);
   require(c->hpz != HPZ_QUANTIZED || c->qwz);
   require(!c->error_feedback || c->qgz);
-  require(!c->delta || (c->hpz == HPZ_ON && !c->qwz));
+  require(c->refresh == REFRESH_DENSE || c->hpz == HPZ_ON);
+  require(c->refresh != REFRESH_DELTA || !c->qwz);
   require(!c->accumulate_node || c->stage >= 2);
   require(c->compute == DT_F32 || c->compute == DT_BF16);
   require(c->gradients == DT_F32 || c->gradients == DT_BF16);

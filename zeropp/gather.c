@@ -44,12 +44,9 @@ static void convert_slice(void *arg) {
                 MSG_SECONDARY, NULL, w->u->secondary);
 }
 
-static void start_refresh(ZeroPP *z, Unit *u) {
+static void start_dense(ZeroPP *z, Unit *u) {
   const Message *m = &u->message[MSG_WEIGHTS];
-  require(z->shard[STATE_MASTER]);
-  if (z->delta) {
-    delta_start(z, u, source(z));
-  } else if (m->format.kind == u->message[MSG_SECONDARY].format.kind) {
+  if (m->format.kind == u->message[MSG_SECONDARY].format.kind) {
     start_slice(z, u, MSG_WEIGHTS, source(z), u->secondary);
   } else {
     u->gather.slice = pool_take(&z->pool, POOL_SLICE, m->slice[z->grid->local_rank]);
@@ -57,6 +54,12 @@ static void start_refresh(ZeroPP *z, Unit *u) {
     u->gather.ticket =
         comm_start_work(z->grid->dev_inter, COLL_ALL_GATHER, convert_slice, &u->work);
   }
+}
+
+static void start_refresh(ZeroPP *z, Unit *u) {
+  require(z->shard[STATE_MASTER]);
+  if (z->delta) delta_choose(z, source(z));
+  if (!z->delta || !delta_start(z, u)) start_dense(z, u);
   u->secondary_version = z->version;
 }
 
@@ -227,6 +230,10 @@ void gather_restore_master(ZeroPP *z) {
       own += message_pieces(z, &u->message[MSG_SECONDARY], g->local_rank)[n];
     pieces_decode(z, pieces_own(z, u), MSG_SECONDARY, own, 1, 0, false, master);
   }
+}
+
+void gather_settle(ZeroPP *z) {
+  if (z->delta && z->version > 0) delta_choose(z, source(z));
 }
 
 void gather_replicate(ZeroPP *z, StateKind kind) {

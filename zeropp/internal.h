@@ -231,16 +231,50 @@ void gather_close(ZeroPP *z);
 void gather_replicate(ZeroPP *z, StateKind kind);
 /* The master of a frozen model that keeps rounded weights alone, from those. */
 void gather_restore_master(ZeroPP *z);
+/* How this version will be refreshed is settled: part of the state that is saved. Collective. */
+void gather_settle(ZeroPP *z);
 
-/* delta.c: refreshes that send what changed. _start fills u->gather and makes the secondary of this
- * version; _mismatch: collective, the first unit whose secondaries differ between nodes, or -1. */
+/* refresh_rule.c: how a unit's refresh travels: what changed, its BF16 weights, or as qwz says. */
+typedef enum RefreshForm { REFRESH_CHANGES, REFRESH_EXACT, REFRESH_CODED } RefreshForm;
+typedef struct RefreshRule {
+  bool coded;    /* replicas hold what a refresh as qwz says left: rounded weights */
+  int64_t saved; /* while coded: bytes that changes would have saved, see zeropp.h */
+} RefreshRule;
+typedef struct RefreshCosts { /* bytes of the whole unit, all ranks */
+  double changes;             /* infinite where a stream does not fit its buffer */
+  int64_t exact, coded;       /* equal without qwz */
+  bool known;                 /* changes counts from the last version; else it says nothing */
+  bool follows;               /* and that is what exact replicas hold */
+} RefreshCosts;
+RefreshForm refresh_choose(RefreshRule *r, RefreshCosts c);
+
+/* delta.c: refreshes that send what changed. */
 void delta_open(ZeroPP *z);
 void delta_close(ZeroPP *z);
-void delta_start(ZeroPP *z, Unit *u, Memory from);
-int delta_mismatch(const ZeroPP *z);
 bool delta_is_on(const ZeroPP *z);
 void delta_layout(ZeroPP *z);        /* rooms of all units */
 size_t delta_bytes(const ZeroPP *z); /* of what delta_open allocates */
+/* Counts the changes of this version, unless that was done, and chooses all units' forms: a
+ * collective. */
+void delta_choose(ZeroPP *z, Memory from);
+/* Starts the refresh of a unit, which fills u->gather; false, and nothing is started, where it is
+ * to be coded. */
+bool delta_start(ZeroPP *z, Unit *u);
+void delta_forget(ZeroPP *z); /* the masters were written: every unit goes whole once */
+bool delta_keeps_rules(const ZeroPP *z);
+RefreshRule *delta_rules(ZeroPP *z); /* [n_units] */
+
+/* delta_check.c: collective: the first of this rank's slices of units whose copies differ between
+ * nodes. */
+typedef struct DeltaMismatch {
+  int unit;          /* -1: none */
+  int owner, holder; /* ranks */
+} DeltaMismatch;
+DeltaMismatch delta_mismatch(const ZeroPP *z);
+/* One rank's piece of the unit in this rank's secondary. */
+Tensor delta_secondary(const ZeroPP *z, const Unit *u, int node);
+/* n numbers of every node, by node, given this one's. */
+void delta_share(const ZeroPP *z, const uint64_t *own, int n, uint64_t *all);
 
 /* peers.c: ranks of a node that take weights out of each other's memory. _open is collective, and
  * may come to nothing; _before_write, before `rounded` changes, too. _start: starts what fills
@@ -269,5 +303,12 @@ void state_error_add(const ZeroPP *z, StWriter *w);
 int state_error_write(const ZeroPP *z, StWriter *w, int index, Error *err);
 int state_error_entries(const StFile *f);
 int state_error_read(ZeroPP *z, const StFile *f, Error *err);
+
+/* state_refresh.c: so too the forms of refreshes that are chosen (auto with qwz). */
+void state_refresh_add(const ZeroPP *z, StWriter *w);
+int state_refresh_write(ZeroPP *z, StWriter *w, int index, Error *err);
+int state_refresh_entries(const StFile *f);
+int state_refresh_check(const ZeroPP *z, const StFile *f, Error *err);
+int state_refresh_read(ZeroPP *z, const StFile *f, Error *err);
 
 #endif

@@ -205,16 +205,18 @@ static void choose_ways(ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
   const bool one = z->grid->world == 1, half = c->compute == DT_BF16;
   z->keeps_full = c->stage < 3;
+  z->cut = c->qwz || c->qgz ? c->block : 1; /* the same for models that train and that do not */
+  /* One refresh, or one that crosses no network, need not be short. */
+  if (c->refresh == REFRESH_AUTO && (!c->trainable || z->grid->nodes == 1)) z->cfg.qwz = WIRE_F32;
   /* The secondary of a node of one rank is all of its weights: kept as they are computed with, they
    * need not be copied for each use. */
-  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && half && !c->delta) {
+  if (c->hpz == HPZ_ON && z->grid->local == 1 && c->trainable && half && !c->refresh) {
     z->keeps_full = true;
     z->cfg.hpz = HPZ_OFF;
   }
   /* On a node of all ranks it is this rank's masters, rounded. */
   bool on_node = c->hpz == HPZ_ON && z->grid->nodes == 1 && !one && c->trainable && half && !c->qwz;
   if (on_node) z->cfg.hpz = HPZ_OFF;
-  z->cut = c->qwz || c->qgz ? c->block : 1;
   z->whole = one || c->stage == 0;
   z->alias_full = z->whole && !c->qwz && (half || c->wire == WIRE_F32);
   /* The CPU rounds alike for any number of ranks; a GPU only what travels. */

@@ -94,6 +94,7 @@ void zeropp_weights_written(ZeroPP *z) {
   engine_require_sharded(z, "new weights");
   state_drop_views(z);
   if (z->cfg.stage == 0) gather_replicate(z, STATE_MASTER);
+  if (z->delta) delta_forget(z);
   gather_new_version(z);
 }
 
@@ -140,6 +141,7 @@ static void add_entries(const ZeroPP *z, StWriter *w) {
       stw_add(w, name, DT_F32, z->specs[p].ndim, z->specs[p].dim);
     }
   }
+  state_refresh_add(z, w);
   state_error_add(z, w);
 }
 
@@ -156,7 +158,9 @@ static int write_pieces(ZeroPP *z, StWriter *w, Error *err) {
       if (rc == 0 && count) rc = stw_write_f32(w, index, start, count, x, err);
     }
   }
-  return rc ? rc : state_error_write(z, w, index + 1, err);
+  index++;
+  if (rc == 0) rc = state_refresh_write(z, w, index, err);
+  return rc ? rc : state_error_write(z, w, index + delta_keeps_rules(z), err);
 }
 
 int zeropp_save_state(ZeroPP *z, const char *path, Error *err) {
@@ -164,6 +168,7 @@ int zeropp_save_state(ZeroPP *z, const char *path, Error *err) {
   bool root = z->grid->rank == 0;
   require(z->steps <= INT32_MAX);
   gather_restore_master(z);
+  if (delta_keeps_rules(z)) gather_settle(z);
   StWriter *w = stw_begin(path);
   add_entries(z, w);
   int rc = comm_agree(all, root ? stw_create(w, err) : 0, err);
@@ -196,7 +201,7 @@ static int check_entry(const ZeroPP *z, const StFile *f, StateKind k, int p, Err
 static int check_file(const ZeroPP *z, const StFile *f, Error *err) {
   const StEntry *e = st_find(f, counters_name);
   int32_t counters[2];
-  int expected = 1 + state_error_entries(f);
+  int expected = 1 + state_error_entries(f) + state_refresh_entries(f);
   if (!e || e->numel != 2)
     return error_set(err, "%s: no tensor %s [2]: not a training state", st_path(f), counters_name);
   if (st_read_i32(f, e, 0, 2, counters, err)) return -1;
@@ -213,7 +218,7 @@ static int check_file(const ZeroPP *z, const StFile *f, Error *err) {
   if (st_count(f) != expected)
     return error_set(err, "%s: %d tensors, this model's state has %d%s", st_path(f), st_count(f),
                      expected, zeropp_has_ema(z) ? "" : " (no moving average)");
-  return 0;
+  return state_refresh_check(z, f, err);
 }
 
 static int read_pieces(ZeroPP *z, const StFile *f, Error *err) {
@@ -231,6 +236,7 @@ static int read_pieces(ZeroPP *z, const StFile *f, Error *err) {
   }
   if (st_read_i32(f, st_find(f, counters_name), 0, 2, counters, err)) return -1;
   z->steps = counters[1];
+  if (state_refresh_read(z, f, err)) return -1;
   return state_error_read(z, f, err);
 }
 

@@ -67,6 +67,23 @@ typedef enum HpzMode {
   HPZ_QUANTIZED /* as qwz says: payload and scales */
 } HpzMode;
 
+/* What a refresh of the secondaries sends between nodes (kernels/delta.h; zeropp/refresh_rule.c).
+ *
+ * DELTA: the BF16 weights that changed since the last refresh, without loss; a unit goes whole, in
+ * BF16, on its first refresh, after a write that is not a step, and when its changes take more than
+ * a quarter of that, which is all that buffers have room for. Needs hpz on, no qwz, BF16 weights.
+ *
+ * AUTO: per unit and step what is smallest. A unit starts exact, whole in BF16. While its replicas
+ * are exact, its changes are sent where they are shorter than the unit in the configured dense
+ * form (qwz's, or BF16 without), and else that. After a refresh in qwz's form replicas hold rounded
+ * weights, to which no change can be added: the unit stays in that form until what changes would
+ * have saved since, counted every step from the masters' BF16 values and never below zero, pays for
+ * one refresh in BF16, which makes the replicas exact again. So a unit changes its form no more
+ * often than that pays. The choice is one of all ranks and part of the training state. Replicas
+ * that cost nothing to be exact are exact: of frozen models, which refresh once, and on one node.
+ */
+typedef enum RefreshMode { REFRESH_DENSE, REFRESH_DELTA, REFRESH_AUTO } RefreshMode;
+
 /* All zero: stage 0, everything off. Contradictions (see the recipe's reference) are broken
  * contracts here. */
 typedef struct ZeroPPConfig {
@@ -76,11 +93,11 @@ typedef struct ZeroPPConfig {
                      with in BF16 travel in it anyway) */
   WireKind qwz;   /* weights between nodes: WIRE_F32 (as wire says), WIRE_INT8, WIRE_FP8 */
   HpzMode hpz;
-  WireKind qgz;          /* gradients: WIRE_F32 (as wire says), WIRE_INT8, WIRE_INT4 */
-  int block;             /* elements to a scale; 0: 256 */
-  DType scale;           /* DT_F32, DT_BF16 */
-  bool delta;            /* a refresh sends the BF16 weights that changed; needs hpz on, no qwz */
-  int64_t refresh_check; /* with delta: secondaries are compared every so many; 0: never */
+  WireKind qgz; /* gradients: WIRE_F32 (as wire says), WIRE_INT8, WIRE_INT4 */
+  int block;    /* elements to a scale; 0: 256 */
+  DType scale;  /* DT_F32, DT_BF16 */
+  RefreshMode refresh;
+  int64_t refresh_check; /* delta, auto: secondaries are compared every so many; 0: never */
   bool error_feedback;
   double error_decay;   /* see WireFeedback */
   int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
@@ -124,11 +141,12 @@ void layout_owned(const ParamSpec *s, int nodes, int local, int node, int local_
 void zeropp_prefetch(ZeroPP *z, int unit);
 void zeropp_gather(ZeroPP *z, int unit);
 void zeropp_release(ZeroPP *z, int unit);
-/* What refreshes by delta sent of this rank's own pieces, since the start. */
+/* What refreshes by delta or auto sent of this rank's own pieces, since the start. */
 typedef struct ZeroPPRefresh {
   uint64_t weights, changed;
-  uint64_t bytes, dense_bytes; /* sent, and what all of them would have been in BF16 */
-  uint64_t int8_bytes;         /* and as qwZ with the config's blocks sends them */
+  uint64_t bytes, dense_bytes;       /* sent, and what all of them would have been in BF16 */
+  uint64_t int8_bytes;               /* and as qwZ with the config's blocks sends them */
+  uint64_t delta_units, dense_units; /* units that were sent as changes, and otherwise */
 } ZeroPPRefresh;
 ZeroPPRefresh zeropp_refreshed(const ZeroPP *z);
 /* Holds every unit FULL (the rollout's replica, small models) until the matching release. */
