@@ -168,7 +168,7 @@ static void run_steps(Decoder *d, int rows, int steps) {
   Bucket *b = bucket_of(d->burst, rows);
   Step s = {d, device_rows(d, rows)};
   for (int i = 0; i < steps; i++) {
-    bool ready = b->prepared >= steps_before_capture(rows);
+    bool ready = b->prepared >= steps_before_capture(rows) && model_decodes_alone(d->model);
     if (ready && !b->graph && device_capture_begin(d->device)) {
       queue_step(&s);
       b->graph = device_capture_end(d->device);

@@ -223,11 +223,24 @@ static int steps_left(const Scheduler *s, int most) {
   return left < most ? left : most;
 }
 
-int decoder_decode(Decoder *d, Error *err) {
-  Scheduler *s = d->sched;
+static bool any_is_banned(const Decoder *d) {
+  const Scheduler *s = d->sched;
   bool banned = false;
   for (int r = 0; r < s->n_rows && !banned; r++) banned = eos_is_banned(d, &s->rows[r]);
-  int steps = banned ? 1 : steps_left(s, gen_look(d->params, device_kind(d->device)));
-  steps = sched_make_room(s, steps);
-  return banned ? step_alone(d, err) : burst_run(d, steps, err);
+  return banned;
+}
+
+int decoder_plan(Decoder *d) {
+  Scheduler *s = d->sched;
+  int look = gen_look(d->params, device_kind(d->device));
+  return sched_make_room(s, any_is_banned(d) ? 1 : steps_left(s, look));
+}
+
+int decoder_step_rows(const Decoder *d) {
+  int n = d->sched->n_rows;
+  return any_is_banned(d) ? n : bucket_rows(d->params, device_kind(d->device), n);
+}
+
+int decoder_decode(Decoder *d, int steps, Error *err) {
+  return any_is_banned(d) ? step_alone(d, err) : burst_run(d, steps, err);
 }

@@ -15,9 +15,28 @@ void decoder_destroy(Decoder *d);
 /* Computes the cache of the rows from `first` on, packed, and draws the next token of each. -1 when
  * the model's logits are not finite, naming the request. */
 int decoder_prefill(Decoder *d, int first, Error *err);
-/* Makes room (sched_make_room), feeds the newest token of every row and draws the next, as often as
- * GenParams.look says: fewer times when pages are short or all rows end, once while a row may not
- * draw an EOS. */
-int decoder_decode(Decoder *d, Error *err);
+/* Tokens that decoder_prefill will compute. */
+int decoder_prefill_tokens(const Decoder *d, int first);
+/* Makes room (sched_make_room) for steps that feed the newest token of every row and draw the next.
+ * Returns how many: as GenParams.look says, or fewer, when pages are short or all rows end; one
+ * while a row may not draw an EOS. */
+int decoder_plan(Decoder *d);
+/* Rows of such a step, those that fill it up included. */
+int decoder_step_rows(const Decoder *d);
+/* At most as many steps as were planned. */
+int decoder_decode(Decoder *d, int steps, Error *err);
+
+/* generate's loop where the ranks of a group take every step together (together.c). */
+typedef struct Stepping {
+  Model *model;
+  Comm *group;
+  Decoder *decoder;
+  Scheduler *sched;
+  int prefill_tokens; /* of this rank, computed together */
+  int entering;       /* rows that must be free before others enter */
+} Stepping;
+bool is_time_to_enter(const Scheduler *s, int entering);
+/* -1: an error of this rank. 1: of another one, which says why. */
+int step_together(const Stepping *t, GenStats *stats, Error *err);
 
 #endif

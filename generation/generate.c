@@ -1,6 +1,6 @@
-/* generate: checks, sizes, the loop of admission, prefill and decode. Collective only at its ends:
+/* generate: checks, sizes, the loop of admission, prefill and decode. Collective at its ends:
  * the ranks agree that all requests are sound, gather the weights, each runs its own requests to
- * the end, and they agree again. */
+ * the end (together.c: all of them together), and they agree again. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -66,7 +66,8 @@ static int check_request(const GenRequest *q, int i, const ModelConfig *c, Error
   return 0;
 }
 
-/* Rows, pages and table width for n > 0 requests with these limits. The newest token of a sequence
+/* Rows, pages and table width for n requests with these limits; for none as for a short one, which
+ * a rank may need that steps with others. The newest token of a sequence
  * is never in the cache when it ends, so a limit of L tokens needs L - 1 slots. */
 static int plan_sizes(const GenParams *p, DeviceKind kind, const int32_t *limits, int n, Sizes *z,
                       Error *err) {
@@ -79,7 +80,7 @@ static int plan_sizes(const GenParams *p, DeviceKind kind, const int32_t *limits
     return error_set(err, "max_kv_tokens is %lld; the longest request needs %d pages of %d tokens",
                      (long long)p->max_kv_tokens, z->table_width, z->page_size);
   if (rows == 0) rows = p->max_kv_tokens ? MOST_BY_PAGES : DEFAULT_BATCH;
-  z->max_rows = (int)(rows < n ? rows : n);
+  z->max_rows = (int)(rows < n ? rows : n > 0 ? n : 1);
   int64_t useful = (int64_t)z->max_rows * z->table_width;
   int64_t pages = p->max_kv_tokens && budget < useful ? budget : useful;
   int64_t slots = pages * z->page_size;
@@ -106,7 +107,7 @@ static int most_prefill(const Sizes *z, const int32_t *limits, int n) {
 
 /* A prefill of one prompt reads all weights, too, and holds up all rows; so sequences enter a few
  * at a time, or all that are left. */
-static bool is_time_to_enter(const Scheduler *s, int entering) {
+bool is_time_to_enter(const Scheduler *s, int entering) {
   int free_rows = s->max_rows - s->n_rows;
   return s->n_rows == 0 || free_rows >= entering || free_rows >= s->n_waiting;
 }
@@ -120,7 +121,7 @@ static int run_all(Decoder *d, Scheduler *s, const Sizes *z, GenStats *stats, Er
     double t1 = clock_seconds();
     stats->prefill_seconds += t1 - t0;
     if (s->n_rows == 0) continue;
-    if (decoder_decode(d, err)) return -1;
+    if (decoder_decode(d, decoder_plan(d), err)) return -1;
     stats->decode_seconds += clock_seconds() - t1;
   }
   return 0;
@@ -134,7 +135,11 @@ static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int
                          model_config(m)->n_layers, z->n_pages, z->page_size);
   Scheduler s = sched_create(&kv, req, out, limits, n, z->max_rows, z->table_width);
   Decoder *d = decoder_create(m, p, &s, z->longest - 1, most_prefill(z, limits, n), stats);
-  int rc = run_all(d, &s, z, stats, err);
+  Comm *group = model_rollout_group(m, p->weights);
+  Stepping together = {m, group, d, &s, z->prefill_tokens, z->entering};
+  if (p->weights == ROLLOUT_TENSOR_PARALLEL) /* the node's tokens are computed by all its ranks */
+    together.prefill_tokens = 1 + (z->prefill_tokens - 1) / comm_size(group);
+  int rc = group ? step_together(&together, stats, err) : run_all(d, &s, z, stats, err);
   require(rc || kv.n_free == kv.n_pages);
   decoder_destroy(d);
   sched_destroy(&s);
@@ -148,7 +153,7 @@ static int prepare(Model *m, const GenParams *p, const GenRequest *req, int n, i
                    Sizes *z, Error *err) {
   const ModelConfig *c = model_config(m);
   require(model_head(m) == HEAD_LM);
-  if (check_params(p, c, err)) return -1;
+  if (check_params(p, c, err) || model_rollout_check(m, p->weights, p->format, err)) return -1;
   for (int i = 0; i < n; i++) {
     if (check_request(&req[i], i, c, err)) return -1;
     int room = c->max_positions - req[i].prompt_len;
@@ -156,7 +161,7 @@ static int prepare(Model *m, const GenParams *p, const GenRequest *req, int n, i
     require(most >= 1);
     limits[i] = req[i].prompt_len + min_int(min_int(most, p->max_new_tokens), room);
   }
-  return n > 0 ? plan_sizes(p, device_kind(model_device(m)), limits, n, z, err) : 0;
+  return plan_sizes(p, device_kind(model_device(m)), limits, n, z, err);
 }
 
 /* Where rotary positions depend on the length of a sequence and the caller has not fixed it: for
@@ -170,6 +175,13 @@ static int fix_rope(Model *m, const int32_t *limits, int n) {
   comm_all_reduce_f64(model_grid(m)->all, &longest, 1, true);
   model_rope_fix(m, (int)longest);
   return before;
+}
+
+static uint64_t inter_bytes(void) {
+  uint64_t bytes = 0;
+  Traffic t = traffic_now();
+  for (int k = 0; k < COLL_KINDS; k++) bytes += t.of[k].inter_bytes;
+  return bytes;
 }
 
 int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,
@@ -188,10 +200,13 @@ int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResu
     }
     double t0 = clock_seconds();
     int rope_before = fix_rope(m, limits, n);
-    zeropp_gather_all(model_zero(m));
+    uint64_t before = inter_bytes();
+    model_rollout_begin(m, p->weights, p->format);
     local.gather_seconds = clock_seconds() - t0;
-    if (n > 0) rc = run_requests(m, p, req, n, limits, &z, out, &local, err);
-    zeropp_release_all(model_zero(m));
+    if (n > 0 || model_rollout_group(m, p->weights))
+      rc = run_requests(m, p, req, n, limits, &z, out, &local, err);
+    model_rollout_end(m);
+    local.inter_bytes = inter_bytes() - before;
     model_rope_fix(m, rope_before);
     rc = comm_agree(all, rc, err);
   }

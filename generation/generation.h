@@ -57,16 +57,18 @@ typedef struct GenParams {
   int n_eos;
   int eos_ids[MODEL_MAX_EOS]; /* none: only the length ends a sequence */
   uint64_t seed, step;
-  int max_batch;         /* sequences decoded together; 0: 64, or 256 with max_kv_tokens given */
-  int page_size;         /* tokens per KV page; 0: 16 */
-  int64_t max_kv_tokens; /* page budget in tokens, at least the longest request; 0: what max_batch
-                            sequences of the longest request need. With less, sequences wait, and
-                            the youngest may have to give its pages back and be computed anew */
-  int prefill_tokens;    /* prompt tokens computed together, a longer prompt alone; 0:
-                            gen_prefill_tokens */
-  int look; /* decode steps from one look of the host at what was drawn to the next; what
-               is drawn behind an EOS is thrown away. The tokens do not depend on it. 0:
-               gen_look */
+  int max_batch;          /* sequences decoded together; 0: 64, or 256 with max_kv_tokens given */
+  int page_size;          /* tokens per KV page; 0: 16 */
+  int64_t max_kv_tokens;  /* page budget in tokens, at least the longest request; 0: what max_batch
+                             sequences of the longest request need. With less, sequences wait, and
+                             the youngest may have to give its pages back and be computed anew */
+  int prefill_tokens;     /* prompt tokens computed together, a longer prompt alone; 0:
+                             gen_prefill_tokens */
+  RolloutWeights weights; /* what is held on this rank */
+  WireKind format; /* of matrices: WIRE_F32 (as they are computed with), WIRE_INT8, WIRE_FP8 */
+  int look;        /* decode steps from one look of the host at what was drawn to the next; what
+                      is drawn behind an EOS is thrown away. The tokens do not depend on it. 0:
+                      gen_look */
 } GenParams;
 
 int gen_prefill_tokens(DeviceKind kind);           /* 4096 on the CPU, 16384 on a GPU */
@@ -84,17 +86,19 @@ typedef struct GenResult {
   bool ended; /* by an EOS, which is the last token */
 } GenResult;
 
-/* Generates for this rank's requests (n may differ between ranks, 0 included: weights are gathered
- * once by all, then no rank waits for another until the end). Results in request order;
- * gen_results_free. A prompt that is empty or leaves no room within max_positions is an error
- * before anything runs; logits that are not finite are one when they are drawn from. An error on
- * one rank is one on all, and no results are left. Samples of one prompt id that stand next to each
- * other share the prompt's computation and pages. Collective. */
+/* Generates for this rank's requests (n may differ between ranks, 0 included). A replica is
+ * gathered once by all (or was: model_rollout_begin), and then no rank waits for another until the
+ * end; the other kinds of weights take every step together, until all have ended. Results in
+ * request order; gen_results_free. A prompt that is empty or leaves no room within max_positions is
+ * an error before anything runs; logits that are not finite are one when they are drawn from. An
+ * error on one rank is one on all, and no results are left. Samples of one prompt id that stand
+ * next to each other share the prompt's computation and pages. Collective. */
 typedef struct GenStats {
   int64_t prompt_tokens, generated_tokens, decode_steps;
   int64_t drawn_rows, step_rows; /* of all decode steps: rows whose token was kept, and all rows */
   int64_t cached_tokens;         /* that the drawn rows attended to */
   double prefill_seconds, decode_seconds, gather_seconds;
+  uint64_t inter_bytes; /* that this rank received from other nodes, for weights and activations */
 } GenStats;
 int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,
              GenStats *stats, Error *err);

@@ -40,6 +40,13 @@ static void attend_prefill(void *ctx, int layer, Tensor qkv_NQ, Tensor out_NHD) 
   d->ops->attention_fwd(d->device, qkv_NQ, seg, d->shape, out_NHD, (Tensor){0});
 }
 
+int decoder_prefill_tokens(const Decoder *d, int first) {
+  int n = 0;
+  for (int r = first; r < d->sched->n_rows; r++)
+    if (d->sched->rows[r].lead < 0) n += d->sched->rows[r].len;
+  return n;
+}
+
 int decoder_prefill(Decoder *d, int first, Error *err) {
   Scheduler *s = d->sched;
   d->n_tokens = d->n_segments = d->n_copies = 0;

@@ -31,6 +31,7 @@ typedef struct Backend {
   void (*download)(Device *d, void *dst, const void *src, size_t bytes);
   void (*copy)(Device *d, void *dst, const void *src, size_t bytes); /* queued */
   void (*sync)(Device *d);
+  bool (*takes_codes)(const Device *d, DType compute);
   void (*capture_begin)(Device *d); /* this and the next three: NULL without graphs */
   DeviceGraph *(*capture_end)(Device *d);
   void (*graph_launch)(Device *d, DeviceGraph *g);

@@ -121,6 +121,9 @@ void device_graph_free(Device *d, DeviceGraph *g) {
 size_t device_bytes(const Device *d) { return d->bytes; }
 size_t device_peak_bytes(const Device *d) { return d->peak; }
 void device_reset_peak(Device *d) { d->peak = d->bytes; }
+bool device_takes_codes(const Device *d, DType compute) {
+  return d->backend->takes_codes(d, compute);
+}
 size_t device_total_memory(const Device *d) { return d->total_memory; }
 
 double clock_seconds(void) {

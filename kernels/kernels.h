@@ -125,6 +125,11 @@ int64_t wire_blocks(WireFormat f, WireSpan s); /* 0 where the format has none */
 size_t wire_scale_bytes(WireFormat f, WireSpan s);
 size_t wire_payload_bytes(WireFormat f, WireSpan s);
 
+/* Whether a Linear may have its weights, rows of so many numbers, in codes of this format, and the
+ * most numbers. */
+bool linear_codes_fit(WireFormat f, int64_t width);
+enum { LINEAR_CODES_MOST = 12288 };
+
 /* A span on the wire. Several of one shape (blocks from several ranks) lie `stride` bytes apart. */
 typedef struct WireData {
   void *scales, *payload;
@@ -165,8 +170,8 @@ typedef struct DeltaSize {
 enum { DELTA_BLOCK = 4096 };
 
 /* y = front(x) W^T + b, added to y where `add` says so: what decoding does between attentions. W is
- * w_OK, or, where there are codes, a span of whole rows as `format` has it on the wire: INT8 or
- * FP8, rows of a multiple of 16 and blocks of a multiple of 64; w_OK then only has dims. */
+ * w_OK, or, where there are codes, a span of whole rows as `format` has it on the wire
+ * (linear_codes_fit, device_takes_codes); w_OK then only has dims. */
 typedef struct Linear {
   Front front;
   Tensor norm_K;
@@ -178,6 +183,12 @@ typedef struct Linear {
   Tensor front_MK; /* room for front(x) where it is made by itself; absent with FRONT_NONE */
   bool add;
 } Linear;
+
+/* Some columns of one of the matrices that lie one after another in x, of `stride` columns and from
+ * element `from` on. */
+typedef struct ColumnPart {
+  int64_t from, stride, width, to;
+} ColumnPart;
 
 typedef struct Ops {
   /* a and b of one type; c of that type or F32. */
@@ -251,6 +262,11 @@ typedef struct Ops {
   /* Every row goes on to the token that was drawn for it: history, token, len, position, slot, u;
    * step counts on. */
   void (*decode_advance)(Device *, DecodeRows r);
+
+  /* Columns of matrices with n rows each, side by side: y[i, to + c] = x[from + i * stride + c] for
+   * c in [0, width) and every part; add: y += . Parts do not overlap in y. */
+  void (*join_columns)(Device *, int n_parts, const ColumnPart *parts, Tensor x, Tensor y_NC,
+                       bool add);
 
   /* SwiGLU (Shazeer 2020): y_NF = silu(g) * u with gu_N2F rows = [g: F | u: F]. */
   void (*swiglu_fwd)(Device *, Tensor gu_N2F, Tensor y_NF);
@@ -351,6 +367,7 @@ void device_sync(Device *d);
 size_t device_bytes(const Device *d);      /* allocated now */
 size_t device_peak_bytes(const Device *d); /* most since the last reset */
 void device_reset_peak(Device *d);
+bool device_takes_codes(const Device *d, DType compute); /* has linear for weights in codes */
 size_t device_total_memory(
     const Device *d); /* bytes this rank may use: memory of the machine / ranks on it */
 

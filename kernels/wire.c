@@ -40,3 +40,10 @@ size_t wire_payload_bytes(WireFormat f, WireSpan s) {
   if (f.kind == WIRE_BF16) return 2 * (size_t)s.count;
   return bytes_before(f, s.width, s.first + s.count) - bytes_before(f, s.width, s.first);
 }
+
+/* A GPU reads 16 codes at a time, takes them 64 at a time to its tensor cores, and holds a row of x
+ * in shared memory. */
+bool linear_codes_fit(WireFormat f, int64_t width) {
+  if (f.kind != WIRE_INT8 && f.kind != WIRE_FP8) return false;
+  return f.block % 64 == 0 && width % 16 == 0 && width <= LINEAR_CODES_MOST;
+}

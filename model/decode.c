@@ -3,7 +3,7 @@
  *
  * The same arithmetic as the trunk's forward, cut otherwise: a norm (RMSNorm) or an activation
  * (SwiGLU) belongs to the linear map behind it, a residual sum to the one in front of it. Weights
- * must be FULL, since a gather would be the host's work. */
+ * lie at hand, but in a stream, where each unit is gathered in its turn. */
 #include "model/internal.h"
 
 /* One set of buffers for all blocks. */
@@ -26,9 +26,24 @@ static DecodeActs acts_push(Model *m, int64_t n) {
 }
 
 static Linear linear_of(const Model *m, int weight, int bias, int n_joined) {
-  Linear l = {.w_OK = zeropp_weight_joined(m->zero, weight, n_joined)};
+  Linear l = zeropp_linear(m->zero, weight, n_joined);
   if (bias >= 0) l.bias_O = zeropp_weight_joined(m->zero, bias, n_joined);
   return l;
+}
+
+/* In a stream a weight was made just now: a kernel that reads ahead of what is queued before it
+ * would come too early, so everything goes op by op. */
+static void apply(Model *m, Linear l, Tensor x, Tensor y) {
+  if (!zeropp_in_rollout(m->zero, ROLLOUT_STREAM)) {
+    m->ops->linear(m->device, l, x, y);
+    return;
+  }
+  Tensor in = l.front == FRONT_NONE ? x : l.front_MK;
+  if (l.front == FRONT_RMSNORM)
+    m->ops->rmsnorm_fwd(m->device, x, absent(), l.norm_K, l.eps, in, absent());
+  if (l.front == FRONT_SWIGLU) m->ops->swiglu_fwd(m->device, x, in);
+  m->ops->gemm(m->device, GEMM_NT, 1, in, l.w_OK, l.add ? 1 : 0, y);
+  if (l.bias_O.data) m->ops->bias_add(m->device, y, l.bias_O);
 }
 
 /* y = norm(x) W^T + b. */
@@ -39,11 +54,11 @@ static void norm_linear(Model *m, NormParams norm, Linear l, Tensor x_BC, Tensor
     l.norm_K = zeropp_weight(m->zero, norm.weight);
     l.eps = m->config.norm_eps;
     l.front_MK = norm_BC;
-    m->ops->linear(m->device, l, x_BC, y);
+    apply(m, l, x_BC, y);
     return;
   }
   norm_forward(m, norm, x_BC, absent(), norm_BC, (NormStats){0});
-  m->ops->linear(m->device, l, norm_BC, y);
+  apply(m, l, norm_BC, y);
 }
 
 /* The caller's attention over qkv, added to the residual. */
@@ -59,7 +74,7 @@ static void decode_attention(Model *m, int layer, DecodeAttend attend, void *ctx
          turns ? m->rope.sin_Pr : absent(), a->att_BA);
   Linear o = linear_of(m, p->o, p->o_bias, 1);
   o.add = true;
-  m->ops->linear(m->device, o, a->att_BA, a->x_BC);
+  apply(m, o, a->att_BA, a->x_BC);
 }
 
 /* From up to the residual. */
@@ -70,11 +85,11 @@ static void decode_down(Model *m, int layer, const DecodeActs *a, Tensor x_BC) {
   if (m->config.mlp == MLP_SWIGLU) {
     down.front = FRONT_SWIGLU;
     down.front_MK = a->act_BF;
-    m->ops->linear(m->device, down, a->up_BU, x_BC);
+    apply(m, down, a->up_BU, x_BC);
     return;
   }
   m->ops->act_fwd(m->device, m->config.activation, a->up_BU, a->act_BF);
-  m->ops->linear(m->device, down, a->act_BF, x_BC);
+  apply(m, down, a->act_BF, x_BC);
 }
 
 static void decode_block(Model *m, int layer, DecodeAttend attend, void *ctx, const DecodeActs *a) {
@@ -82,10 +97,10 @@ static void decode_block(Model *m, int layer, DecodeAttend attend, void *ctx, co
   Linear qkv = linear_of(m, p->qkv, p->qkv_bias, 3);
   Linear up = linear_of(m, p->up, p->up_bias, up_joined(&m->config));
   if (m->config.post_norm) {
-    m->ops->linear(m->device, qkv, a->x_BC, a->raw_BQ);
+    apply(m, qkv, a->x_BC, a->raw_BQ);
     decode_attention(m, layer, attend, ctx, a);
     norm_forward(m, p->norm1, a->x_BC, absent(), a->norm_BC, (NormStats){0});
-    m->ops->linear(m->device, up, a->norm_BC, a->up_BU);
+    apply(m, up, a->norm_BC, a->up_BU);
     decode_down(m, layer, a, a->norm_BC);
     norm_forward(m, p->norm2, a->norm_BC, absent(), a->x_BC, (NormStats){0});
     return;
@@ -96,19 +111,24 @@ static void decode_block(Model *m, int layer, DecodeAttend attend, void *ctx, co
   decode_down(m, layer, a, a->x_BC);
 }
 
-static void decode_embed(Model *m, Tensor token_B, Tensor place_B, const DecodeActs *a) {
+void embed_tokens(Model *m, Tensor token_B, Tensor place_B, Tensor x_BC) {
   const ModelParams *at = &m->params;
+  int64_t n = token_B.dim[0];
   Tensor table = zeropp_weight(m->zero, at->embedding);
+  ArenaMark mark = arena_mark(m->arena);
   if (at->project_in >= 0) {
-    Tensor embed_BE = push_act(m, token_B.dim[0], embed_width(&m->config));
+    Tensor embed_BE = push_act(m, n, embed_width(&m->config));
     m->ops->embedding_fwd(m->device, token_B, table, embed_BE);
-    m->ops->linear(m->device, linear_of(m, at->project_in, -1, 1), embed_BE, a->x_BC);
+    apply(m, linear_of(m, at->project_in, -1, 1), embed_BE, x_BC);
   } else {
-    m->ops->embedding_fwd(m->device, token_B, table, a->x_BC);
+    m->ops->embedding_fwd(m->device, token_B, table, x_BC);
   }
-  if (at->positions < 0) return;
-  m->ops->embedding_fwd(m->device, place_B, zeropp_weight(m->zero, at->positions), a->norm_BC);
-  m->ops->axpy(m->device, 1, a->norm_BC, a->x_BC);
+  if (at->positions >= 0) {
+    Tensor positions_BC = push_act(m, n, m->config.hidden);
+    m->ops->embedding_fwd(m->device, place_B, zeropp_weight(m->zero, at->positions), positions_BC);
+    m->ops->axpy(m->device, 1, positions_BC, x_BC);
+  }
+  arena_pop(m->arena, mark);
 }
 
 static void decode_head(Model *m, const DecodeActs *a, Tensor logits_BV) {
@@ -122,17 +142,38 @@ static void decode_head(Model *m, const DecodeActs *a, Tensor logits_BV) {
   if (p->norm.weight >= 0)
     norm_linear(m, p->norm, first, a->x_BC, a->norm_BC, out);
   else
-    m->ops->linear(m->device, first, a->x_BC, out);
-  if (p->project_out >= 0) m->ops->linear(m->device, head, out, logits_BV);
+    apply(m, first, a->x_BC, out);
+  if (p->project_out >= 0) apply(m, head, out, logits_BV);
+}
+
+static void decode_trunk(Model *m, Tensor token_B, Tensor place_B, DecodeAttend attend, void *ctx,
+                         Tensor logits_BV) {
+  bool stream = zeropp_in_rollout(m->zero, ROLLOUT_STREAM);
+  ArenaMark mark = arena_mark(m->arena);
+  DecodeActs a = acts_push(m, token_B.dim[0]);
+  if (stream) gather_upwards(m, 0);
+  embed_tokens(m, token_B, place_B, a.x_BC);
+  if (stream) zeropp_release(m->zero, 0);
+  for (int l = 0; l < m->config.n_layers; l++) {
+    if (stream) gather_upwards(m, unit_of_block(l));
+    decode_block(m, l, attend, ctx, &a);
+    if (stream) zeropp_release(m->zero, unit_of_block(l));
+  }
+  if (stream) head_gather(m);
+  decode_head(m, &a, logits_BV);
+  if (stream) head_release(m);
+  arena_pop(m->arena, mark);
 }
 
 void model_decode(Model *m, Tensor token_B, Tensor place_B, DecodeAttend attend, void *ctx,
                   Tensor logits_BV) {
   require(m->head == HEAD_LM);
-  ArenaMark mark = arena_mark(m->arena);
-  DecodeActs a = acts_push(m, token_B.dim[0]);
-  decode_embed(m, token_B, place_B, &a);
-  for (int l = 0; l < m->config.n_layers; l++) decode_block(m, l, attend, ctx, &a);
-  decode_head(m, &a, logits_BV);
-  arena_pop(m->arena, mark);
+  if (zeropp_in_rollout(m->zero, ROLLOUT_TENSOR_PARALLEL))
+    sliced_step(m, &(SlicedStep){.token_B = token_B,
+                                 .place_B = place_B,
+                                 .attend = attend,
+                                 .ctx = ctx,
+                                 .logits_RV = logits_BV});
+  else
+    decode_trunk(m, token_B, place_B, attend, ctx, logits_BV);
 }

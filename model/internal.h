@@ -68,6 +68,8 @@ struct Model {
   RopeTable rope;
   int rope_fixed; /* every sequence is rotated as if it were this long; 0: by its own length */
   double flops;
+  int *tokens_of; /* of model_step_rows, [local], and behind it the rows with a head; or NULL */
+  bool heads_all; /* every token has a head */
   json_t *source_config, *source_generation; /* the loaded folder's files, or NULL */
 };
 
@@ -203,6 +205,21 @@ void rope_ensure(Model *m, int n, const int32_t *lengths, const int32_t *positio
 /* The row of position 0 of a sequence of this length. */
 int rope_first(const Model *m, int length);
 void rope_free(Model *m);
+
+/* ---- generation (decode.c, slices.c) ---- */
+/* Token embedding, projected to the width of the blocks, plus learned positions. */
+void embed_tokens(Model *m, Tensor token_B, Tensor place_B, Tensor x_BC);
+/* A step of this rank's tokens in tensor parallel, with those of model_step_rows. open: weights out
+ * of codes, unit by unit, for many rows. wanted_R: the rows with a head, where those are not all.
+ */
+typedef struct SlicedStep {
+  Tensor token_B, place_B;
+  DecodeAttend attend;
+  void *ctx;
+  bool open;
+  Tensor wanted_R, logits_RV;
+} SlicedStep;
+void sliced_step(Model *m, const SlicedStep *s);
 
 /* ---- the final norm and projection (final.c) ---- */
 typedef struct FinalActs {

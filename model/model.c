@@ -35,6 +35,7 @@ void model_free(Model *m) {
   if (!m) return;
   zeropp_destroy(m->zero);
   rope_free(m);
+  free(m->tokens_of);
   json_decref(m->source_config);
   json_decref(m->source_generation);
   free(m->params.block);

@@ -192,6 +192,23 @@ void model_train_values(Model *m, Batch b, int n_rows, const int32_t *rows, Valu
 
 /* ---- the trunk for generation ---- */
 
+/* The weights of generation, from begin to end (begins nest), during which they are not written:
+ * zeropp.h has the kinds. check: refuses what this model or device does not do. bytes: what they
+ * take beside what training holds. Collective. */
+int model_rollout_check(const Model *m, RolloutWeights weights, WireKind format, Error *err);
+void model_rollout_begin(Model *m, RolloutWeights weights, WireKind format);
+void model_rollout_end(Model *m);
+uint64_t model_rollout_bytes(const ModelConfig *c, const ZeroPPConfig *zero, int nodes, int local,
+                             RolloutWeights weights, WireKind format);
+/* The ranks that take every step together, with no tokens where a rank has none; NULL: each steps
+ * alone. */
+Comm *model_rollout_group(const Model *m, RolloutWeights weights);
+/* In tensor parallel, before a step (of model_step or model_decode): the tokens, and the rows with
+ * a head (NULL: all), that each rank of the node has in it. [local], copied. */
+void model_step_rows(Model *m, const int *tokens_of, const int *heads_of);
+/* Whether model_decode is nothing but ops of the device, to be captured. */
+bool model_decodes_alone(const Model *m);
+
 /* Runs the trunk over n tokens (host ids and positions) without keeping activations. For each layer
  * it calls attend(ctx, layer, qkv_NQ after rope, out_NHD), which must fill out (device memory): the
  * caller owns the KV cache. Then the final norm; the LM head over the given rows gives logits_RV
@@ -203,7 +220,7 @@ void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions
  * and nothing is uploaded, downloaded or allocated there, so that a device can capture it. For each
  * layer attend gets qkv in front of the rotation, with the tables for it (absent where the model
  * has none); place_B: rows of those, or of learned positions, model_place_first plus the position.
- * Weights must be FULL (zeropp_gather_all). */
+ * Within model_rollout_begin and _end; in a stream, or in tensor parallel, a step is collective. */
 typedef void (*DecodeAttend)(void *ctx, int layer, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
                              Tensor out_BHD);
 void model_decode(Model *m, Tensor token_B, Tensor place_B, DecodeAttend attend, void *ctx,

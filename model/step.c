@@ -71,6 +71,46 @@ void model_count_decode(Model *m, int n, const int32_t *positions) {
   m->flops += step_flops(m, n, positions, n);
 }
 
+/* In tensor parallel queries and keys arrive as they were multiplied, to be rotated. */
+typedef struct RotateFirst {
+  Model *m;
+  Tensor place_N;
+  Attend attend;
+  void *ctx;
+} RotateFirst;
+
+static void rotate_and_attend(void *ctx, int layer, Tensor qkv_NQ, Tensor cos_Pr, Tensor sin_Pr,
+                              Tensor out_NHD) {
+  const RotateFirst *r = ctx;
+  Model *m = r->m;
+  if (cos_Pr.data)
+    m->ops->rope(m->device, qkv_NQ, r->place_N, cos_Pr, sin_Pr, model_attn_shape(m), false);
+  r->attend(r->ctx, layer, qkv_NQ, out_NHD);
+}
+
+static void step_sliced(Model *m, const Packed *p, Attend attend, void *ctx, int n_rows,
+                        const int32_t *rows, Tensor logits_RV) {
+  RotateFirst r = {m, p->place_N, attend, ctx};
+  SlicedStep s = {.token_B = p->tokens_N,
+                  .place_B = p->place_N,
+                  .attend = rotate_and_attend,
+                  .ctx = &r,
+                  .open = true,
+                  .wanted_R = push_i32(m, n_rows, rows),
+                  .logits_RV = logits_RV};
+  sliced_step(m, &s);
+}
+
+static void step_trunk(Model *m, const Packed *p, Attend attend, void *ctx, int n_rows,
+                       const int32_t *rows, Tensor logits_RV) {
+  TrunkActs t;
+  trunk_forward(m, p, (AttnCall){.attend = attend, .ctx = ctx}, KEEP_NOTHING, 0, &t);
+  head_gather(m);
+  if (n_rows > 0) step_head(m, &t, n_rows, rows, logits_RV);
+  head_release(m);
+  trunk_free(&t);
+}
+
 void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions, Attend attend,
                 void *ctx, int n_rows, const int32_t *rows, Tensor logits_RV) {
   require(m->head == HEAD_LM);
@@ -80,12 +120,10 @@ void model_step(Model *m, int n, const int32_t *tokens, const int32_t *positions
   step_places(m, n, positions, place);
   Packed p = {.n = n, .tokens_N = push_i32(m, n, tokens), .place_N = push_i32(m, n, place)};
   free(place);
-  TrunkActs t;
-  trunk_forward(m, &p, (AttnCall){.attend = attend, .ctx = ctx}, KEEP_NOTHING, 0, &t);
-  head_gather(m);
-  if (n_rows > 0) step_head(m, &t, n_rows, rows, logits_RV);
-  head_release(m);
+  if (zeropp_in_rollout(m->zero, ROLLOUT_TENSOR_PARALLEL))
+    step_sliced(m, &p, attend, ctx, n_rows, rows, logits_RV);
+  else
+    step_trunk(m, &p, attend, ctx, n_rows, rows, logits_RV);
   m->flops += step_flops(m, n, positions, n_rows);
-  trunk_free(&t);
   arena_pop(m->arena, mark);
 }

@@ -1,5 +1,6 @@
-/* Decoding of every family is its forward cut otherwise: recorded log-probabilities are those of
- * the whole sequence's forward. */
+/* Decoding of every family is its forward cut otherwise, whatever ranks hold of the weights:
+ * recorded log-probabilities are those of the whole sequence's forward.
+ * ranks: 1 3 */
 #include <math.h>
 
 #include "generation/generation.h"
@@ -30,12 +31,19 @@ static void expect_forward(Model *m, const GenRequest *q, const GenResult *r, co
                (double)want[t]);
 }
 
+static void expect_nothing(Model *m) {
+  const int32_t none = 0;
+  model_logprobs(m, (Batch){0, &none, NULL}, 0, NULL, NULL, 1, NULL, NULL);
+}
+
 static void test_families(void **state) {
   (void)state;
   Bench b = bench_open();
-  for (int k = 0; k < 2 * N_FAMILY_CASES; k++) {
-    const char *name = family_cases[k / 2].name;
-    ModelConfig c = family_config(k / 2);
+  static const RolloutWeights weights[] = {ROLLOUT_REPLICA, ROLLOUT_REPLICA,
+                                           ROLLOUT_TENSOR_PARALLEL, ROLLOUT_STREAM};
+  for (int k = 0; k < 4 * N_FAMILY_CASES; k++) {
+    const char *name = family_cases[k / 4].name;
+    ModelConfig c = family_config(k / 4);
     if (c.max_positions < 48) c.max_positions = 48;
     ModelOptions o = {.head = HEAD_LM, .seed = 4, .zero = {.stage = 3}};
     Model *m = tiny_model(&b, b.grid, &c, &o);
@@ -46,16 +54,22 @@ static void test_families(void **state) {
     fill(req, prompt, c.vocab_size);
     GenParams p = {.sample = {.temperature = 1, .top_p = 1},
                    .max_new_tokens = NEW,
+                   .weights = weights[k % 4],
                    .look = k % 2 ? 4 : 1,
                    .page_size = 5,
                    .seed = 1};
     Error err = {""};
-    if (generate(m, &p, req, N, out, NULL, &err)) fail_msg("%s: %s", name, err.msg);
-    for (int i = 0; i < N; i++) {
+    int n = N - b.grid->rank; /* the others go on with a rank that has nothing to do any more */
+    if (generate(m, &p, req, n, out, NULL, &err)) fail_msg("%s: %s", name, err.msg);
+    for (int i = 0; i < N; i++) { /* a forward is all ranks' */
+      if (i >= n) {
+        expect_nothing(m);
+        continue;
+      }
       assert_int_equal(out[i].n, NEW);
       expect_forward(m, &req[i], &out[i], name);
     }
-    gen_results_free(out, N);
+    gen_results_free(out, n);
     model_free(m);
   }
   bench_close(&b);

@@ -54,30 +54,66 @@ static void linear_by_its_definition(void **state) {
   device_close(d);
 }
 
+/* By few rows and by many; of W what several pieces of a cache hold, and a part of one. */
 static void codes_stand_for_numbers(void **state) {
   (void)state;
-  enum { M = 3, N = 10, K = 144 };
+  enum { K = 144 };
   static const WireFormat formats[] = {{WIRE_INT8, 64, DT_F32}, {WIRE_FP8, 128, DT_BF16}};
+  static const int64_t rows[] = {1, 3, 24, 25, 60, 128, 129}, outputs[] = {0, 1, 10, 500, 675};
   Device *d = open_cpu(2);
   const Ops *op = device_ops(d);
-  WireSpan span = {K, 0, (int64_t)N * K};
-  for (int i = 0; i < 2; i++) {
-    float *w = random_floats(1, span.count, 1), *x = random_floats(2, (int64_t)M * K, 1);
-    float y[M * N], want[M * N];
-    WireData codes = {mem_alloc(wire_scale_bytes(formats[i], span), 1),
-                      mem_alloc(wire_payload_bytes(formats[i], span), 1), 1, 0};
+  for (int i = 0; i < 2 * 7 * 5; i++) {
+    const int64_t M = rows[i / 2 % 7], N = outputs[i / 14];
+    WireSpan span = {K, 0, N * K};
+    float *w = random_floats(1, span.count, 1), *x = random_floats(2, M * K, 1);
+    float *y = random_floats(3, M * N, 1), *want = random_floats(3, M * N, 1);
+    const WireFormat f = formats[i % 2];
+    bool add = i % 3 == 0;
+    WireData codes = {mem_alloc(wire_scale_bytes(f, span) + 1, 1),
+                      mem_alloc(wire_payload_bytes(f, span) + 1, 1), 1, 0};
     WirePart part = {.span = span, .x = f32_1d(w, span.count), .from = codes, .to = codes};
-    op->quantize(d, formats[i], 1, &part);
-    op->dequantize(d, formats[i], 1, &part, false); /* w becomes what arrives */
-    op->gemm(d, GEMM_NT, 1, f32_2d(x, M, K), f32_2d(w, N, K), 0, f32_2d(want, M, N));
-    Linear l = {.w_OK = f32_2d(NULL, N, K), .format = formats[i], .codes = codes};
+    op->quantize(d, f, 1, &part);
+    op->dequantize(d, f, 1, &part, false); /* w becomes what arrives */
+    op->gemm(d, GEMM_NT, 1, f32_2d(x, M, K), f32_2d(w, N, K), add ? 1 : 0, f32_2d(want, M, N));
+    Linear l = {.w_OK = f32_2d(NULL, N, K), .format = f, .codes = codes, .add = add};
     op->linear(d, l, f32_2d(x, M, K), f32_2d(y, M, N));
-    assert_same_bits("linear of codes", y, want, (int64_t)M * N);
+    assert_same_bits("linear of codes", y, want, M * N);
+    free(y);
+    free(want);
     free(w);
     free(x);
     free(codes.scales);
     free(codes.payload);
   }
+  device_close(d);
+}
+
+/* Three ranks' columns of two joined matrices, and one that has none. */
+static void columns_side_by_side(void **state) {
+  (void)state;
+  enum { ROWS = 7, PARTS = 7, WIDTH = 13 };
+  static const ColumnPart parts[PARTS] = {{0, 5, 3, 0},         {3, 5, 2, 8},
+                                          {5 * ROWS, 4, 3, 3},  {5 * ROWS + 3, 4, 1, 10},
+                                          {9 * ROWS, 4, 2, 6},  {9 * ROWS + 2, 4, 2, 11},
+                                          {13 * ROWS, 0, 0, 13}};
+  Device *d = open_cpu(2);
+  float *x = random_floats(1, 13 * ROWS, 1), *y = random_floats(2, WIDTH * ROWS, 1);
+  float *want = random_floats(2, WIDTH * ROWS, 1);
+  Tensor x_1 = f32_1d(x, 13 * ROWS), y_NC = f32_2d(y, ROWS, WIDTH);
+  for (int add = 1; add >= 0; add--) {
+    for (int p = 0; p < PARTS; p++)
+      for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t c = 0; c < parts[p].width; c++) {
+          float *to = want + i * WIDTH + parts[p].to + c;
+          float from = x[parts[p].from + i * parts[p].stride + c];
+          *to = add ? *to + from : from;
+        }
+    device_ops(d)->join_columns(d, PARTS, parts, x_1, y_NC, add);
+    assert_same_bits("columns", y, want, (int64_t)WIDTH * ROWS);
+  }
+  free(x);
+  free(y);
+  free(want);
   device_close(d);
 }
 
@@ -180,6 +216,7 @@ static void rows_move_on(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(linear_by_its_definition),
     cmocka_unit_test(codes_stand_for_numbers),
+    cmocka_unit_test(columns_side_by_side),
     cmocka_unit_test(rope_write_is_both),
     cmocka_unit_test(rows_move_on),
 };

@@ -112,6 +112,7 @@ int zeropp_prefetch_depth(const ZeroPP *z) { return z->cfg.prefetch; }
 int64_t zeropp_numel(const ZeroPP *z) { return z->numel; }
 Grid *zeropp_grid(const ZeroPP *z) { return z->grid; }
 Device *zeropp_device(const ZeroPP *z) { return z->device; }
+const ZeroPPConfig *zeropp_config_of(const ZeroPP *z) { return &z->cfg; }
 
 const ParamSpec *zeropp_spec(const ZeroPP *z, int param) {
   require(param >= 0 && param < z->n_params);
@@ -202,6 +203,7 @@ Tensor engine_joined(const ZeroPP *z, int param, int n, void *unit_buffer, DType
 }
 
 Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n) {
+  if (rollout_serves(z)) return rollout_weight(z, param, n);
   const Unit *u = engine_unit(z, zeropp_spec(z, param)->unit);
   if (!u->holds) die("weight %s is read, but no gather holds its unit", z->specs[param].name);
   return engine_joined(z, param, n, u->full, z->cfg.compute);

@@ -113,6 +113,7 @@ static void finish_gather(ZeroPP *z, Unit *u) {
   if (f->full) u->full = f->full;
   f->full = NULL;
   char *message = f->whole ? f->whole : u->secondary;
+  if (message && z->rollout) rollout_take(z, u, f->kind, message);
   if (message) decode_full(z, u, f->kind, message);
   u->full_version = z->version;
   give_flight(z, u);
@@ -138,6 +139,7 @@ void zeropp_prefetch(ZeroPP *z, int unit) {
   Unit *u = engine_unit(z, unit);
   if (z->version == 0)
     die("prefetch of unit %d (%s...): no weights were written yet", unit, engine_unit_name(z, u));
+  if (rollout_serves(z)) return;
   if (!u->gather.active && !is_at_hand(z, u)) start_gather(z, u);
 }
 
@@ -145,6 +147,10 @@ void zeropp_gather(ZeroPP *z, int unit) {
   Unit *u = engine_unit(z, unit);
   if (z->version == 0)
     die("gather of unit %d (%s...): no weights were written yet", unit, engine_unit_name(z, u));
+  if (rollout_serves(z)) {
+    rollout_open(z, u);
+    return;
+  }
   if (u->holds > 0 || (u->full && u->full_version == z->version)) {
     u->holds++;
     return;
@@ -166,6 +172,10 @@ void zeropp_release(ZeroPP *z, int unit) {
   if (u->holds == 0)
     die("release of unit %d (%s...), which no gather holds", unit, engine_unit_name(z, u));
   if (--u->holds > 0) return;
+  if (rollout_serves(z)) {
+    rollout_close(z, u);
+    return;
+  }
   if (!z->alias_full && z->keeps_full) return;
   if (!z->alias_full) pool_give(&z->pool, u->full);
   u->full = NULL;
@@ -190,17 +200,22 @@ static void drop_flights(ZeroPP *z) {
   }
 }
 
-/* Frozen: nobody will change the masters any more, and what they were rounded to is all that is
- * read. */
-static void keep_rounded_alone(ZeroPP *z) {
-  if (z->rounded) source(z);
+void gather_refresh(ZeroPP *z) {
   for (int i = 0; i < z->n_units && z->secondary; i++) {
     Unit *u = &z->units[i];
+    if (u->secondary_version == z->version) continue;
     u->gather = (GatherFlight){.active = true};
     start_refresh(z, u);
     comm_wait(u->gather.ticket);
     give_flight(z, u);
   }
+}
+
+/* Frozen: nobody will change the masters any more, and what they were rounded to is all that is
+ * read. */
+static void keep_rounded_alone(ZeroPP *z) {
+  if (z->rounded) source(z);
+  gather_refresh(z);
   engine_drop_kind(z, STATE_MASTER);
 }
 
@@ -210,6 +225,7 @@ void gather_before_step(ZeroPP *z) {
 }
 
 void gather_new_version(ZeroPP *z) {
+  if (z->rollout) die("new weights: a rollout still holds the old ones");
   engine_require_sharded(z, "new weights");
   drop_flights(z);
   z->version++;

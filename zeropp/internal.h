@@ -142,13 +142,14 @@ struct ZeroPP {
   float *view[STATE_KINDS]; /* host copies of a parameter's shard, for others to read and write */
   size_t view_bytes[STATE_KINDS];
   Pool pool;
-  char *secondary;     /* all units' */
-  struct Peers *peers; /* NULL unless ranks read each other's `rounded` */
-  struct Delta *delta; /* NULL unless refreshes are by delta */
-  float *node_sum;     /* all units' slices, summed over this node; accumulate: node */
-  uint16_t *error[2];  /* bf16: error feedback of each hop: all units dense, and their slices */
-  int reduces;         /* reductions in flight */
-  bool last_micro;     /* zeropp_last_micro */
+  char *secondary;         /* all units' */
+  struct Peers *peers;     /* NULL unless ranks read each other's `rounded` */
+  struct Delta *delta;     /* NULL unless refreshes are by delta */
+  struct Rollout *rollout; /* NULL but from zeropp_rollout_begin to _end */
+  float *node_sum;         /* all units' slices, summed over this node; accumulate: node */
+  uint16_t *error[2];      /* bf16: error feedback of each hop: all units dense, and their slices */
+  int reduces;             /* reductions in flight */
+  bool last_micro;         /* zeropp_last_micro */
   int64_t steps;
   uint64_t version;
 };
@@ -288,6 +289,20 @@ bool peers_start(ZeroPP *z, Unit *u);
  * matrices to their places in a full buffer, and those of the others beside them. Returns the
  * ticket. */
 CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char *full);
+
+/* gather.c: secondaries of this version; nothing without hpZ. Collective. */
+void gather_refresh(ZeroPP *z);
+
+/* rollout.c. _serves: weights come out of the rollout's own buffers. _take: a unit's message came
+ * in; its codes are kept where they are wanted. */
+bool rollout_serves(const ZeroPP *z);
+void rollout_open(ZeroPP *z, Unit *u);
+void rollout_close(ZeroPP *z, Unit *u);
+void rollout_take(ZeroPP *z, Unit *u, MessageKind kind, char *message);
+Tensor rollout_weight(const ZeroPP *z, int param, int n);
+
+/* layout.c: rows of a slice of so many. */
+void layout_rows(int64_t rows, int local, int local_rank, int64_t *first, int64_t *count);
 
 /* reduce.c: everything that was reduced arrives in the gradient shards. Collective. */
 void reduce_finish(ZeroPP *z);

@@ -23,6 +23,10 @@ static void cut(int64_t n, int parts, int i, int64_t *start, int64_t *count) {
   *count = whole + (i < rest);
 }
 
+void layout_rows(int64_t rows, int local, int local_rank, int64_t *first, int64_t *count) {
+  cut(rows, local, local_rank, first, count);
+}
+
 /* The first element of a block. */
 static int64_t block_start(int64_t block, int64_t row_blocks, int64_t width, int64_t size) {
   return block / row_blocks * width + min_i64(block % row_blocks * size, width);

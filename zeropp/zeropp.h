@@ -127,6 +127,7 @@ int64_t zeropp_numel(const ZeroPP *z);              /* all parameters, all ranks
 int zeropp_prefetch_depth(const ZeroPP *z);         /* of the config */
 Grid *zeropp_grid(const ZeroPP *z);
 Device *zeropp_device(const ZeroPP *z);
+const ZeroPPConfig *zeropp_config_of(const ZeroPP *z); /* with defaults filled in */
 
 /* Layout (pure arithmetic, zeropp/layout.c): the flat range [*start, *start + *count) of a
  * parameter that rank (node, local_rank) owns when nothing is quantized. Any sizes; empty ranges
@@ -156,6 +157,47 @@ Tensor zeropp_weight(const ZeroPP *z,
                      int param); /* shape of the spec; dies unless its unit is FULL */
 /* The joined matrix that starts at `param` and takes n parameters: [sum of rows, in] (or [sum]). */
 Tensor zeropp_weight_joined(const ZeroPP *z, int param, int n);
+
+/* ---- weights of a rollout (rollout.c) ---- */
+typedef enum RolloutWeights {
+  ROLLOUT_REPLICA,         /* every rank holds all of them */
+  ROLLOUT_TENSOR_PARALLEL, /* of matrices its own slice, whole rows of each */
+  ROLLOUT_STREAM           /* none: units are gathered in every step */
+} RolloutWeights;
+/* All zero: a replica of full weights. */
+typedef struct ZeroPPRollout {
+  RolloutWeights weights;
+  WireKind format; /* of matrices: WIRE_F32 (as they are computed with), or the codes and scales of
+                      WIRE_INT8 or WIRE_FP8, with the config's block and type of scales */
+  int whole_units; /* the first so many units (tables that rows are looked up in) are held whole, as
+                      they are computed with */
+} ZeroPPRollout;
+/* What the weights are in training: the codes that they are gathered as, or WIRE_F32. */
+WireKind zeropp_rollout_format(const ZeroPPConfig *cfg);
+/* Refuses what this device, or a model with this config, does not do. */
+int zeropp_rollout_check(const Device *d, const ZeroPPConfig *cfg, ZeroPPRollout r, Error *err);
+/* Bytes that a rollout's weights take beside what zeropp_memory counts. */
+uint64_t zeropp_rollout_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params,
+                               int nodes, int local, ZeroPPRollout r);
+/* From begin to end, during which weights are not written; begins of one kind nest. Collective.
+ *
+ * hpZ: what crosses nodes does so here, and once for each version of the weights. Codes come as
+ * they were gathered where the format is that of training; else full weights are quantized, the
+ * same way on every rank. Matrices whose rows linear_codes_fit refuses stay full, holding what
+ * their codes stand for.
+ *
+ * Full weights in a replica are FULL all the time. Otherwise, but for streams, no gather
+ * communicates any more: it makes full weights out of codes, or does nothing, and zeropp_weight may
+ * be asked for vectors and for what is held without one. In tensor parallel a matrix is this rank's
+ * rows (zeropp_slice_rows), joined ones one after the other. */
+void zeropp_rollout_begin(ZeroPP *z, ZeroPPRollout r);
+void zeropp_rollout_end(ZeroPP *z);
+bool zeropp_in_rollout(const ZeroPP *z, RolloutWeights w);
+/* The matrix of a linear map: w_OK, format and codes. Codes where it is held so and its unit is not
+ * FULL at the moment. */
+Linear zeropp_linear(const ZeroPP *z, int param, int n_joined);
+/* Rows of a parameter's slice. */
+void zeropp_slice_rows(const ZeroPP *z, int param, int local_rank, int64_t *first, int64_t *count);
 
 /* ---- gradients (trainable only) ---- */
 /* Full fp32 gradient to add to. It starts at zero when it was not open, or (one rank, stages 0 and

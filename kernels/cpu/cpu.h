@@ -39,6 +39,8 @@ void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr,
                     AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
 void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO);
 void cpu_decode_advance(Device *d, DecodeRows r);
+void cpu_join_columns(Device *d, int n_parts, const ColumnPart *part, Tensor x, Tensor y_NC,
+                      bool add);
 void cpu_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF);
 void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
 void cpu_act_fwd(Device *d, Activation kind, Tensor x_NF, Tensor y_NF);

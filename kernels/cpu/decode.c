@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "core/rng.h"
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/gemm.h"
 
 void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
                     AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages) {
@@ -11,27 +11,8 @@ void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr,
   cpu_kv_write(d, qkv_NQ, slot_N, s, k_pages, v_pages);
 }
 
-/* The numbers that codes stand for; to be freed. */
-static float *decode_weights(Device *d, const Linear *l) {
-  int64_t n = l->w_OK.dim[0], k = l->w_OK.dim[1];
-  require(l->format.kind == WIRE_INT8 || l->format.kind == WIRE_FP8);
-  require(l->format.block % 64 == 0 && k % 16 == 0 && l->codes.n == 1);
-  float *w = mem_alloc((size_t)(n * k), sizeof *w);
-  WirePart part = {.span = {k, 0, n * k}, .x = tensor_1d(w, DT_F32, n * k), .from = l->codes};
-  cpu_dequantize(d, l->format, 1, &part, false);
-  return w;
-}
-
 void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   const Tensor none = {0};
-  if (l.codes.payload) {
-    float *w = decode_weights(d, &l);
-    l.w_OK = tensor_2d(w, DT_F32, l.w_OK.dim[0], l.w_OK.dim[1]);
-    l.codes.payload = NULL;
-    cpu_linear(d, l, x, y_MO);
-    free(w);
-    return;
-  }
   Tensor in = x;
   if (l.front != FRONT_NONE) {
     in = l.front_MK;
@@ -39,7 +20,10 @@ void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   }
   if (l.front == FRONT_RMSNORM) cpu_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
   if (l.front == FRONT_SWIGLU) cpu_swiglu_fwd(d, x, in);
-  cpu_gemm(d, GEMM_NT, 1, in, l.w_OK, l.add ? 1 : 0, y_MO);
+  if (l.codes.payload)
+    gemm_codes(d, &l, in, y_MO);
+  else
+    cpu_gemm(d, GEMM_NT, 1, in, l.w_OK, l.add ? 1 : 0, y_MO);
   if (l.bias_O.data) cpu_bias_add(d, y_MO, l.bias_O);
 }
 

@@ -27,6 +27,7 @@ static const Ops cpu_ops = {
     .rope_write = cpu_rope_write,
     .linear = cpu_linear,
     .decode_advance = cpu_decode_advance,
+    .join_columns = cpu_join_columns,
     .swiglu_fwd = cpu_swiglu_fwd,
     .swiglu_bwd = cpu_swiglu_bwd,
     .act_fwd = cpu_act_fwd,
@@ -101,6 +102,11 @@ static void cpu_copy(Device *d, void *dst, const void *src, size_t bytes) {
 static void cpu_sync(Device *d) { (void)d; }
 static void cpu_close(Device *d) { free(d); }
 
+static bool cpu_takes_codes(const Device *d, DType compute) {
+  (void)d;
+  return compute == DT_F32;
+}
+
 static const Backend cpu_backend = {
     .ops = &cpu_ops,
     .close = cpu_close,
@@ -113,6 +119,7 @@ static const Backend cpu_backend = {
     .download = cpu_copy,
     .copy = cpu_copy,
     .sync = cpu_sync,
+    .takes_codes = cpu_takes_codes,
 };
 
 /* ---- what the machine has ---- */

@@ -16,8 +16,6 @@
 #include <dnnl.h>
 #include <omp.h>
 
-enum { DOT_MOST = 24 };
-
 void cpu_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c) {
   require(is_f32(a, 2) && is_f32(b, 2) && is_f32(c, 2));
   int64_t m = kind == GEMM_TN ? a.dim[1] : a.dim[0], k = kind == GEMM_TN ? a.dim[0] : a.dim[1];
@@ -29,7 +27,7 @@ void cpu_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float b
     return;
   }
   if (kind == GEMM_NT && m <= LANES_MOST) {
-    RowsGemm g = {m, n, k, alpha, beta, tensor_f32(a), tensor_f32(b), tensor_f32(c)};
+    RowsGemm g = {m, n, k, n, alpha, beta, tensor_f32(a), tensor_f32(b), tensor_f32(c)};
     if (m <= DOT_MOST)
       gemm_dot(d, &g);
     else

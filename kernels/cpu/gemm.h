@@ -5,15 +5,19 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* y[m, n] = alpha * x[m, k] W[n, k]^T + beta * y; beta = 0 never reads y. */
+/* y[m, n] = alpha * x[m, k] W[n, k]^T + beta * y; beta = 0 never reads y, whose rows are `stride`
+ * apart. */
 typedef struct RowsGemm {
-  int64_t m, n, k;
+  int64_t m, n, k, stride;
   float alpha, beta;
   const float *x, *w;
   float *y;
 } RowsGemm;
 void gemm_dot(Device *d, const RowsGemm *g);
 void gemm_lanes(Device *d, const RowsGemm *g); /* m <= LANES_MOST */
-enum { LANES_MOST = 128 };
+/* y = x W^T of a Linear whose weights are codes, added to y where it says so: the bits that
+ * cpu_gemm makes of the numbers that they stand for. */
+void gemm_codes(Device *d, const Linear *l, Tensor x, Tensor y_MO);
+enum { DOT_MOST = 24, LANES_MOST = 128 };
 
 #endif

@@ -8,7 +8,7 @@
 enum { W_ROWS = 4 };
 
 static void store_dot(const RowsGemm *g, int64_t i, int64_t j, float dot) {
-  float *y = g->y + i * g->n + j;
+  float *y = g->y + i * g->stride + j;
   *y = g->alpha * dot + (g->beta == 0 ? 0 : g->beta * *y); /* what is not wanted may be NaN */
 }
 

@@ -32,7 +32,7 @@ static void store_turned(const RowsGemm *g, const float *yt, int64_t lanes, int6
   int64_t rows = min_i64(LANES, g->m - c), columns = min_i64(TILE_ROWS, g->n - j);
   float beta = add ? 1 : g->beta;
   for (int64_t i = 0; i < rows; i++) {
-    float *y = g->y + (c + i) * g->n + j;
+    float *y = g->y + (c + i) * g->stride + j;
     for (int64_t r = 0; r < columns; r++) {
       float old = beta == 0 ? 0 : beta * y[r]; /* what is not wanted may be NaN */
       y[r] = g->alpha * yt[r * lanes + i] + old;

@@ -144,6 +144,10 @@ static void cuda_close(Device *d) {
   free(c);
 }
 
+static bool cuda_takes_codes(const Device *d, DType compute) {
+  return reinterpret_cast<const CudaDevice *>(d)->arch >= 90 && compute == DT_BF16;
+}
+
 static const Backend cuda_backend = {
     .ops = &cuda_ops,
     .close = cuda_close,
@@ -159,6 +163,7 @@ static const Backend cuda_backend = {
     .download = cuda_download,
     .copy = cuda_copy,
     .sync = cuda_sync,
+    .takes_codes = cuda_takes_codes,
     .capture_begin = cuda_capture_begin,
     .capture_end = cuda_capture_end,
     .graph_launch = cuda_graph_launch,

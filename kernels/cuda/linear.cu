@@ -17,8 +17,7 @@ static Tensor rows_of(Tensor t, int64_t first, int64_t n) {
 }
 
 static void linear_codes(Device *d, const Linear &l, Tensor x, Tensor y) {
-  require(l.format.kind == WIRE_INT8 || l.format.kind == WIRE_FP8);
-  require(l.format.block % 64 == 0 && l.w_OK.dim[1] % 16 == 0);
+  require(linear_codes_fit(l.format, l.w_OK.dim[1]));
   for (int64_t i = 0; i < x.dim[0]; i += LINEAR_FEW_ROWS) {
     int64_t n = std::min<int64_t>(LINEAR_FEW_ROWS, x.dim[0] - i);
     if (!linear_few(d, l, rows_of(x, i, n), rows_of(y, i, n)))

@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { LINEAR_FEW_ROWS = 64, LINEAR_FEW_MOST_K = 16 * 768 };
+enum { LINEAR_FEW_ROWS = 64, LINEAR_FEW_MOST_K = LINEAR_CODES_MOST };
 
 /* Queues it; false, having done nothing, where it is for others: more rows, another type, rows that
  * do not lie on 16 bytes, more inputs, a card without clusters. Shapes are checked. */

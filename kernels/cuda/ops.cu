@@ -20,6 +20,7 @@ const Ops cuda_ops = {
     .rope_write = cuda_rope_write,
     .linear = cuda_linear,
     .decode_advance = cuda_decode_advance,
+    .join_columns = cuda_join_columns,
     .swiglu_fwd = cuda_swiglu_fwd,
     .swiglu_bwd = cuda_swiglu_bwd,
     .act_fwd = cuda_act_fwd,

@@ -36,6 +36,8 @@ void cuda_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr
                      AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
 void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO);
 void cuda_decode_advance(Device *d, DecodeRows r);
+void cuda_join_columns(Device *d, int n_parts, const ColumnPart *part, Tensor x, Tensor y_NC,
+                       bool add);
 void cuda_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF);
 void cuda_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
 void cuda_act_fwd(Device *d, Activation kind, Tensor x_NF, Tensor y_NF);

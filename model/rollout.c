@@ -1,0 +1,39 @@
+/* The weights of a rollout: how the trunk for generation finds them. */
+#include "model/internal.h"
+
+/* Tokens are looked up in the first unit's tables. */
+static ZeroPPRollout rollout_of(RolloutWeights weights, WireKind format) {
+  return (ZeroPPRollout){.weights = weights, .format = format, .whole_units = 1};
+}
+
+int model_rollout_check(const Model *m, RolloutWeights weights, WireKind format, Error *err) {
+  return zeropp_rollout_check(m->device, zeropp_config_of(m->zero), rollout_of(weights, format),
+                              err);
+}
+
+void model_rollout_begin(Model *m, RolloutWeights weights, WireKind format) {
+  zeropp_rollout_begin(m->zero, rollout_of(weights, format));
+}
+
+void model_rollout_end(Model *m) { zeropp_rollout_end(m->zero); }
+
+uint64_t model_rollout_bytes(const ModelConfig *c, const ZeroPPConfig *zero, int nodes, int local,
+                             RolloutWeights weights, WireKind format) {
+  ParamSpec *specs;
+  int n = model_specs(c, HEAD_LM, &specs);
+  uint64_t bytes = zeropp_rollout_memory(zero, specs, n, nodes, local, rollout_of(weights, format));
+  free(specs);
+  return bytes;
+}
+
+Comm *model_rollout_group(const Model *m, RolloutWeights weights) {
+  const ZeroPPConfig *c = zeropp_config_of(m->zero);
+  if (weights == ROLLOUT_TENSOR_PARALLEL) return m->grid->intra;
+  if (weights == ROLLOUT_REPLICA || c->stage < 3) return NULL;
+  return c->hpz || m->grid->nodes == 1 ? m->grid->intra : m->grid->all;
+}
+
+bool model_decodes_alone(const Model *m) {
+  return !zeropp_in_rollout(m->zero, ROLLOUT_TENSOR_PARALLEL) &&
+         !zeropp_in_rollout(m->zero, ROLLOUT_STREAM);
+}
