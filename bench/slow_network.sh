@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# rlhf bench zeropp over a slow network on one machine: hosts are network namespaces, each with a host name of its
+# rlhf bench zeropp, or rlhf train, over a slow network on one machine: hosts are network namespaces, each with a host name of its
 # own and joined to a switch by a link of the given rate in both directions (tc tbf); mpirun goes across them over TCP,
 # and through shared memory inside a host.
 #
 # usage: bench/slow_network.sh HOSTS RATE [OPTION of rlhf bench zeropp]...
+#        bench/slow_network.sh HOSTS RATE train RECIPE [OPTION of rlhf train]...
 #   bench/slow_network.sh 2 100mbit --modes zero3,all
 #   RANKS=1 bench/slow_network.sh 3 1gbit
 #
@@ -11,7 +12,7 @@
 # (./rlhf). Needs root, iproute2 and util-linux. Everything it makes has its process id in the name and is gone at
 # its end, also when it is interrupted: namespaces, the links in them, and a folder in memory.
 set -u
-usage() { sed -n '6,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '6,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 fail() { echo "slow_network.sh: $*" >&2; exit 1; }
 
 [ $# -ge 2 ] || usage
@@ -86,7 +87,8 @@ END
 }
 
 run_ranks() {
-  local list='' i
+  local list='' i task=(bench zeropp)
+  [ "${1:-}" = train ] && task=()
   for i in $(seq "$hosts"); do list=$list${list:+,}h$i:$ranks; done
   local command=(mpirun -n $((hosts * ranks)) --host "$list" --bind-to none --oversubscribe
     --mca plm rsh --mca plm_rsh_agent "$tmp/agent" --mca plm_rsh_no_tree_spawn 1
@@ -94,7 +96,7 @@ run_ranks() {
     --mca btl_tcp_flags 1 # plain sends: with its puts Open MPI uses a full-duplex link one way at a time
     --mca orte_tmpdir_base "$tmp" --mca btl_vader_backing_directory "$tmp"
     --mca mpi_yield_when_idle 1 -x OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-    "$rlhf" bench zeropp "$@")
+    "$rlhf" "${task[@]}" "$@")
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$tmp/agent" h1 "$(printf '%q ' "${command[@]}")" \
     2> >(grep -v 'plm:rsh: Warning: setpgid' >&2) & # a race of Open MPI's own, without consequence
   job=$!

@@ -395,8 +395,14 @@ static void offloaded_state_has_the_same_bits(void **state) {
         check_offload(cfg, compute ? "BF16" : "F32");
         cfg.hpz = HPZ_ON;
         check_offload(cfg, "hpz");
+        bool half = compute || wire;
+        if (half) cfg.refresh = REFRESH_DELTA;
+        if (half) check_offload(cfg, "deltas");
+        cfg.refresh = REFRESH_DENSE;
         cfg.qwz = WIRE_INT8;
         check_offload(cfg, "hpz and qwz");
+        if (half) cfg.refresh = REFRESH_AUTO;
+        if (half) check_offload(cfg, "hpz, qwz or deltas");
         cfg = base;
         cfg.stage = 0;
         cfg.compute = compute ? DT_BF16 : DT_F32;
