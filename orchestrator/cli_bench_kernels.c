@@ -44,6 +44,10 @@ static int32_t id_of(const Operand *o, const KernelShape *s, int64_t i) {
 }
 
 static float number_of(const Rig *r, const Operand *o, int64_t i, int place) {
+  if (o->fill == FILL_SENT || o->fill == FILL_CHANGED) {
+    bool changed = o->fill == FILL_CHANGED && rng_block(11, 1, (uint64_t)i).v[0] % 50 == 0;
+    return r->normal[i % NORMALS] * (changed ? 0.0201F : 0.02F); /* about a step of BF16 */
+  }
   float normal = r->normal[(i + 7919 * place) % NORMALS];
   if (o->fill == FILL_NORMAL) return normal;
   if (o->fill == FILL_SMALL) return 0.02F * normal * normal + 0.001F; /* positive: uniforms, too */
@@ -57,7 +61,7 @@ static Tensor operand_make(const Rig *r, Device *d, const Operand *o, const Kern
                            int place) {
   Tensor t = {.dtype = o->type, .ndim = o->ndim, .dim = {o->dim[0], o->dim[1], 1, 1}};
   if (o->ndim > 2) memcpy(t.dim, o->dim, sizeof t.dim);
-  bool rounded = o->type == DT_BF16, host = device_kind(d) == DEVICE_CPU;
+  bool rounded = o->type == DT_BF16, host = device_kind(d) == DEVICE_CPU && !o->bits;
   if (rounded && host) t.dtype = DT_F32;
   int64_t n = tensor_numel(t);
   t.data = device_alloc(d, tensor_bytes(t) + 64);

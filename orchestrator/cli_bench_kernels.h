@@ -22,7 +22,9 @@ typedef enum Fill {
   FILL_SMALL,
   FILL_WEIGHTS,
   FILL_IDS,
-  FILL_PLACES
+  FILL_PLACES,
+  FILL_SENT,   /* weights, the same in every operand */
+  FILL_CHANGED /* these, of which one in 50 has changed */
 } Fill;
 enum { MOST_OPERANDS = 8 };
 typedef struct Operand {
@@ -31,7 +33,8 @@ typedef struct Operand {
   int64_t dim[4],
       limit; /* limit: of FILL_IDS, ids are below; -1: offsets of the sequences, -2: lengths */
   Fill fill;
-  bool out; /* compared with the CPU's */
+  bool out;  /* compared with the CPU's */
+  bool bits; /* BF16 on the CPU, too */
 } Operand;
 typedef struct Kernel {
   char name[48];
@@ -68,6 +71,7 @@ void kernels_add_loss(KernelList *l);
 void kernels_add_flat(KernelList *l);
 void kernels_add_biases(KernelList *l);
 void kernels_add_wire(KernelList *l);
+void kernels_add_deltas(KernelList *l);
 void kernels_add_cache(KernelList *l);
 
 #endif

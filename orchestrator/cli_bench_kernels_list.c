@@ -1,4 +1,5 @@
 /* The kernels of a training step and of a rollout, with a model's shapes. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -184,7 +185,8 @@ static void add_rows(KernelList *l) {
   kernel_operand(k, DT_I32, FILL_IDS, 1, n, 0)->limit = v;
   kernel_operand(k, s->act, FILL_NORMAL, 1, n, c);
   kernel_output(k, DT_F32, 0, v, c);
-  k->bytes += 2.0 * sizeof(float) * (double)(n * c); /* at most so many rows are read and written */
+  double rows = -(double)v * expm1((double)n * log1p(-1 / (double)v)); /* that occur, on average */
+  k->bytes += 2.0 * sizeof(float) * rows * (double)c;
   add_norms(l);
   add_heads(l);
   k = kernel_add(l, run_activation, 0, s->config->mlp == MLP_SWIGLU ? "swiglu" : "activation");
@@ -257,6 +259,7 @@ int kernels_list(const KernelShape *s, Kernel *k) {
   kernels_add_flat(&l);
   kernels_add_biases(&l);
   kernels_add_wire(&l);
+  kernels_add_deltas(&l);
   kernels_add_cache(&l);
   return l.n;
 }

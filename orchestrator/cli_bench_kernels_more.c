@@ -136,6 +136,35 @@ void kernels_add_wire(KernelList *l) {
     }
 }
 
+/* ---- deltas: one weight in 50 changes ---- */
+
+/* There and back again, so that every call finds as many changes. */
+static void run_deltas(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
+  (void)k, (void)s;
+  DeltaPart there = {t[0], t[1], t[3].data, tensor_bytes(t[3])}, back = there;
+  back.now = t[2];
+  device_ops(d)->delta_encode(d, 1, &there, t[4].data);
+  device_ops(d)->delta_encode(d, 1, &back, t[4].data);
+}
+static void run_checksum(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
+  (void)k, (void)s;
+  device_ops(d)->checksum(d, 1, &t[0], t[1].data);
+}
+
+/* Bytes read; what is written is little. */
+void kernels_add_deltas(KernelList *l) {
+  const KernelShape *s = l->s;
+  Kernel *k = kernel_add(l, run_deltas, 0, "deltas from float32 and from bfloat16");
+  kernel_operand(k, DT_F32, FILL_CHANGED, 1, s->flat, 0);
+  kernel_operand(k, DT_BF16, FILL_SENT, 2, s->flat, 0)->bits = true;
+  kernel_operand(k, DT_BF16, FILL_SENT, 1, s->flat, 0)->bits = true;
+  kernel_output(k, DT_I32, 0, s->flat / 2, 0);
+  kernel_output(k, DT_I32, 0, 4, 0);
+  k = kernel_add(l, run_checksum, 0, "checksum");
+  kernel_operand(k, DT_BF16, FILL_SENT, 1, s->flat, 0)->bits = true;
+  kernel_output(k, DT_I32, 0, 2, 0);
+}
+
 /* ---- the cache of a rollout: 64 sequences, or one, of as many tokens as in training ---- */
 
 enum { PAGE = 16 };

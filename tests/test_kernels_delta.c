@@ -89,6 +89,36 @@ static void what_is_applied_is_what_was_sent(void **state) {
   device_close(d);
 }
 
+/* NaNs of all payloads, infinities, denormals, both zeros. A NaN keeps the upper half of its bits
+ * and becomes quiet. */
+static void any_bits_arrive(void **state) {
+  (void)state;
+  static _Alignas(16) char wire[8 * MOST];
+  static float odd[MOST];
+  Device *d = device_open(DEVICE_CPU, 1, NULL);
+  for (int i = 0; i < MOST; i++) {
+    RngBlock r = rng_block(21, 1, (uint64_t)i);
+    uint32_t nan = (r.v[1] % 8 == 0 ? 1 : r.v[1] % 0x7fffff + 1) | (r.v[2] & 1) << 31 | 0x7f800000u;
+    uint32_t tiny = (r.v[1] & 0x807fffffu) >> r.v[2] % 24, bits = r.v[0] % 4 == 0 ? tiny : r.v[1];
+    if (i % 2) bits = nan;
+    memcpy(&odd[i], &bits, sizeof bits);
+    convert_from_f32(&odd[i], &want[i], DT_BF16, 1);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) assert_int_equal(want[i], bits >> 16 | 0x40u);
+    there[i] = last[i] = r.v[0] % 3 == 0   ? want[i]
+                         : r.v[3] % 3 == 0 ? (uint16_t)(want[i] + r.v[3] % 5)
+                                           : (uint16_t)(r.v[3] >> 16);
+  }
+  DeltaSize size;
+  DeltaPart part = {tensor_1d(odd, DT_F32, MOST), tensor_1d(last, DT_BF16, MOST), wire,
+                    sizeof wire};
+  device_ops(d)->delta_encode(d, 1, &part, &size);
+  assert_memory_equal(last, want, sizeof want);
+  DeltaPart patch = {.last = tensor_1d(there, DT_BF16, MOST), .wire = wire, .room = size.bytes};
+  device_ops(d)->delta_apply(d, 1, &patch);
+  assert_memory_equal(there, want, sizeof want);
+  device_close(d);
+}
+
 /* A BF16 step near 0.02 is 1.2e-4 (2^-13); a learning rate of 1e-6 changes about one weight in a
  * hundred: each costs 16 bits, and a block 12 bytes at most. */
 static void few_changes_cost_little(void **state) {
@@ -143,6 +173,7 @@ static void checksums_see_bits_and_places(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(what_is_applied_is_what_was_sent),
+    cmocka_unit_test(any_bits_arrive),
     cmocka_unit_test(few_changes_cost_little),
     cmocka_unit_test(checksums_see_bits_and_places),
 };
