@@ -185,7 +185,8 @@ void gemm_run(Device *d, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, co
      x->c.data, p->c, to, p->c, algo, workspace, GEMM_WORKSPACE, cuda_stream(d));
 }
 
-/* Uses of a plan after which it is tuned, which costs about 30 of them; 0: never. Small products
+/* Uses of a plan after which it is tuned, which costs about 30 of them, and half a second where
+ * they are large; 0: never. Small products
  * gain nothing that a run would notice, and in F32 the algorithms of one kind do not all sum in one
  * order: both stay as they are. A batch of decoding comes for sure and is captured after a few; of
  * other shapes a packed batch may use each but once a layer. */
