@@ -18,7 +18,9 @@ double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index); /* in (0, 1)
 /* The same rounded to float, still in (0, 1): rounding must not make it 1. */
 float rng_uniform_f32(uint64_t seed, uint64_t stream, uint64_t index);
 float rng_normal(uint64_t seed, uint64_t stream, uint64_t index); /* Box-Muller, one per index */
-uint64_t rng_hash(const char *s);                                 /* FNV-1a: a stream from a name */
+/* rng_normal of indices first to first + n - 1, the same bits, several times as fast. */
+void rng_normals(uint64_t seed, uint64_t stream, uint64_t first, int64_t n, float *out);
+uint64_t rng_hash(const char *s);         /* FNV-1a: a stream from a name */
 uint64_t rng_mix(uint64_t a, uint64_t b); /* combines two ids into a stream */
 
 /* Fisher-Yates permutation of 0..n-1 under (seed, stream). */

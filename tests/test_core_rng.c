@@ -54,6 +54,27 @@ static void uniform_is_uniform(void **state) {
   free(u);
 }
 
+/* Rows are the numbers one by one, bit for bit: also where a float lies next to the middle between
+ * two, which one in two million does. */
+static void rows_are_the_same_numbers(void **state) {
+  (void)state;
+  enum { ROW = 1 << 22 };
+  static const uint64_t at[] = {0, 1, 0xfffffff0, UINT64_MAX - 2 * 77};
+  float *x = malloc(ROW * sizeof *x);
+  for (int i = 0; i < 4; i++) {
+    for (int n = 0; n < 77; n += 19) {
+      x[n] = 9;
+      rng_normals(7 + (uint64_t)i, rng_hash("row"), at[i], n, x);
+      assert_true(x[n] == 9);
+      for (int k = 0; k < n; k++)
+        assert_true(x[k] == rng_normal(7 + (uint64_t)i, rng_hash("row"), at[i] + (uint64_t)k));
+    }
+  }
+  rng_normals(1, 2, 3, ROW, x);
+  for (int k = 0; k < ROW; k++) assert_true(x[k] == rng_normal(1, 2, 3 + (uint64_t)k));
+  free(x);
+}
+
 static void normal_is_normal(void **state) {
   (void)state;
   double *u = malloc(N * sizeof *u), sum = 0, squares = 0;
@@ -111,8 +132,12 @@ static void permutation_is_fair(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(known_answers),        cmocka_unit_test(uniform_is_uniform),
-    cmocka_unit_test(normal_is_normal),     cmocka_unit_test(streams_differ),
-    cmocka_unit_test(permutation_is_valid), cmocka_unit_test(permutation_is_fair),
+    cmocka_unit_test(known_answers),
+    cmocka_unit_test(uniform_is_uniform),
+    cmocka_unit_test(rows_are_the_same_numbers),
+    cmocka_unit_test(normal_is_normal),
+    cmocka_unit_test(streams_differ),
+    cmocka_unit_test(permutation_is_valid),
+    cmocka_unit_test(permutation_is_fair),
 };
 TEST_MAIN(tests)

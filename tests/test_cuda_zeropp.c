@@ -426,7 +426,8 @@ static ZeroPP *big_engine(ZeroPPConfig cfg) {
                            .ndim = norm ? 1 : 2,
                            .dim = {norm ? BIG_WIDTH : BIG_SIDE, norm ? 1 : BIG_WIDTH},
                            .decay = !norm,
-                           .init = INIT_ONES};
+                           .init = norm ? INIT_ONES : INIT_NORMAL,
+                           .init_std = 0.02F};
     snprintf(specs[i].name, sizeof specs[i].name, "%d", i);
   }
   return zeropp_create(twins()->gpu, gpu_grid, &cfg, specs, 2 * BIG_UNITS);
@@ -459,8 +460,13 @@ static void time_engine(ZeroPPConfig cfg, const char *name) {
   char what[128];
   if (through_host) return;
   ZeroPP *z = big_engine(cfg);
-  zeropp_init_random(z, 1);
   double once = clock_seconds();
+  zeropp_init_random(z, 1);
+  device_sync(twins()->gpu);
+  print_message("random weights: %.1f ns each, %d threads\n",
+                1e9 * (clock_seconds() - once) / (double)zeropp_numel(z) * launch_world(),
+                device_threads(twins()->gpu));
+  once = clock_seconds();
   gather_each(z);
   device_sync(twins()->gpu);
   once = clock_seconds() - once;

@@ -26,16 +26,22 @@ static Tensor own_part(const ZeroPP *z, StateKind kind, int param) {
   return engine_part(z, kind, z->place[param].shard, z->place[param].count);
 }
 
-static float *download_view(ZeroPP *z, StateKind kind, int param) {
-  Tensor x = own_part(z, kind, param);
-  size_t n = (size_t)tensor_numel(x), bytes = n * sizeof(float);
-  if (bytes > z->view_bytes[kind]) {
+/* Room for n numbers in the host's memory. */
+static float *view_of(ZeroPP *z, StateKind kind, size_t n) {
+  if (n * sizeof(float) > z->view_bytes[kind]) {
     free(z->view[kind]);
     z->view[kind] = mem_alloc(n, sizeof(float));
-    z->view_bytes[kind] = bytes;
+    z->view_bytes[kind] = n * sizeof(float);
   }
+  return z->view[kind];
+}
+
+static float *download_view(ZeroPP *z, StateKind kind, int param) {
+  Tensor x = own_part(z, kind, param);
+  size_t n = (size_t)tensor_numel(x);
+  view_of(z, kind, n);
   if (x.dtype == DT_F32) {
-    device_download(z->device, z->view[kind], x.data, bytes);
+    device_download(z->device, z->view[kind], x.data, tensor_bytes(x));
     return z->view[kind];
   }
   void *raw = mem_alloc(n, dtype_size(x.dtype));
@@ -98,19 +104,29 @@ void zeropp_weights_written(ZeroPP *z) {
   gather_new_version(z);
 }
 
-void zeropp_init_param(ZeroPP *z, int p, uint64_t seed) {
-  const ParamSpec *s = &z->specs[p];
-  int64_t start, count;
-  float *w = zeropp_shard(z, STATE_MASTER, p, &start, &count);
-  uint64_t stream = rng_hash(s->name);
-#pragma omp parallel for num_threads(device_threads(z->device)) \
-    schedule(static) if (count > PARALLEL_MIN)
-  for (int64_t i = 0; i < count; i++) {
+/* n of a parameter's weights, from element `start` of it on. */
+static void init_some(const ParamSpec *s, uint64_t seed, int64_t start, int64_t n, float *w) {
+  if (s->init == INIT_NORMAL) rng_normals(seed, rng_hash(s->name), (uint64_t)start, n, w);
+  for (int64_t i = 0; i < n; i++) {
     if (s->init == INIT_NORMAL)
-      w[i] = s->init_std * rng_normal(seed, stream, (uint64_t)(start + i));
+      w[i] = s->init_std * w[i];
     else
       w[i] = s->init == INIT_ONES ? 1 : 0;
   }
+}
+
+void zeropp_init_param(ZeroPP *z, int p, uint64_t seed) {
+  require(p >= 0 && p < z->n_params);
+  const int64_t some = 4096, start = z->place[p].start, count = z->place[p].count;
+  gather_restore_master(z);
+  if (count == 0) return;
+  bool here = is_host_memory(z, STATE_MASTER);
+  if (here) device_sync(z->device);
+  float *w = here ? own_part(z, STATE_MASTER, p).data : view_of(z, STATE_MASTER, (size_t)count);
+#pragma omp parallel for num_threads(device_threads(z->device)) \
+    schedule(static) if (count > PARALLEL_MIN)
+  for (int64_t at = 0; at < count; at += some)
+    init_some(&z->specs[p], seed, start + at, count - at < some ? count - at : some, w + at);
   zeropp_shard_written(z, STATE_MASTER, p);
 }
 
