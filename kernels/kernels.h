@@ -317,7 +317,14 @@ typedef struct Ops {
    * add: to what x holds already, which comes first. */
   void (*dequantize)(Device *, WireFormat f, int n, const WirePart *parts, bool add);
   /* Sum as dequantize, from -> to, then to the wire again, in one pass. Two formats with blocks
-   * have the same block. */
+   * have the same block. From INT4 to INT4 without e the sums of 2 to 16 spans are integers: an
+   * element's is that of its codes times w_r, the scales s_r of its block in units of 2^(x - 11),
+   * rounded to nearest even, where x is the exponent of s_0 + s_1 + ... in fp32. With the largest
+   * |sum| A, the block's scale is A unit / 7 in fp32, then in its type; with M the largest integer
+   * below 2^23 unit / scale in fp32, codes are sum M / 2^23 to the nearest, ties to zero. That
+   * is off by what rounded scales are, half a unit of a code: at most n / 80 of a step beside the
+   * half that any code is. Blocks with A < 2048, a negative scale or s_0 + s_1 + ... not in
+   * [2^-100, 2^100) are summed as the others. */
   void (*requantize)(Device *, WireFormat f, WireFormat f_to, int n, const WirePart *parts);
 
   /* sizes: [n], device memory. */

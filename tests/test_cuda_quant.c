@@ -234,6 +234,20 @@ static void requantize_gives_the_same_bytes(void **state) {
   cases_done();
 }
 
+/* Integers and floats side by side in a warp: blocks that are nothing, tiny or no numbers. */
+static void sums_of_int4_give_the_same_bytes(void **state) {
+  (void)state;
+  static const int sources[] = {2, 3, 4, 5, 8, 16, 17};
+  for (int n = 0; n < 7; n++)
+    for (int b = 0; b < BLOCKS; b++)
+      for (int w = n % 2; w < WIDTHS; w += 2) {
+        WireSpan s = span_of((b + n) % 3, widths[w], blocks[b]);
+        check_requantize(format_of(WIRE_INT4, blocks[b], w / 2), format_of(WIRE_INT4, blocks[b], n),
+                         s, sources[n], false, w % 4 == 3 ? 4 : 0);
+      }
+  cases_done();
+}
+
 /* ---- lists ---- */
 
 /* More parts than a launch takes, of all alignments and types; a case's pairs are five. */
@@ -388,6 +402,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(quantize_gives_the_same_bytes),
     cmocka_unit_test(dequantize_gives_the_same_floats),
     cmocka_unit_test(requantize_gives_the_same_bytes),
+    cmocka_unit_test(sums_of_int4_give_the_same_bytes),
     cmocka_unit_test(a_list_is_its_parts),
     cmocka_unit_test(many_parts_are_one_span),
     cmocka_unit_test(speed_is_that_of_memory),

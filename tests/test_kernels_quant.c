@@ -329,7 +329,10 @@ static void check_sums(Device *d, WireFormat f, WireSpan s, WireFormat to) {
   dequantize(d, f, s, from, false, y);
   assert_same_bits("sum alone", y, sum, s.count);
   requantize(d, f, s, from, to, a);
-  quantize(d, to, s, sum, b);
+  if (f.kind == WIRE_INT4 && to.kind == WIRE_INT4) /* in integers */
+    quant_reference_requantize(f, to, s, from, b);
+  else
+    quantize(d, to, s, sum, b);
   assert_same_wire(to, s, a, b);
   free(from.scales);
   free(a.scales);
@@ -351,6 +354,108 @@ static void sums_are_in_order_and_one_pass_is_two(void **state) {
       check_sums(d, (WireFormat){k, 256, DT_F32}, (WireSpan){1000, 0, 20000},
                  (WireFormat){t, 256, DT_F32});
     }
+  device_close(d);
+}
+
+/* ---- sums of int4 ---- */
+
+typedef struct Int4Case {
+  WireFormat f, to;
+  WireSpan s;
+  int n;
+  float apart; /* how much the ranks' sizes differ: exp of so many deviations */
+} Int4Case;
+
+/* What ranks send; every third block of it cancels or is nothing, every seventh is tiny. */
+static WireData int4_sources(Device *d, const Int4Case *c) {
+  WireData from = wire_take(c->f, c->s, c->n);
+  for (int r = 0; r < c->n; r++) {
+    float *x = random_floats((uint64_t)r + 70, c->s.count, 1);
+    for (int64_t i = 0; i < c->s.count; i++) {
+      int64_t block = i / 300;
+      x[i] *= expf(c->apart * rng_normal(8, (uint64_t)r, (uint64_t)block));
+      if (block % 7 == 6) x[i] *= 1e-33f;
+      if (block % 3 == 2) x[i] = (float)(i * 5 % 15 - 7) * (r % 2 ? -1.0f : 1.0f);
+      if (block % 6 == 5) x[i] = 0;
+    }
+    quantize(d, c->f, c->s, x, wire_nth(from, r));
+    free(x);
+  }
+  return from;
+}
+
+/* An element arrives within half a step, its scales' rounding and what its code's is. */
+static void check_int4_error(Device *d, const Int4Case *c, WireData from, WireData to) {
+  float *y = filled_floats(c->s.count, 0), *one = filled_floats(c->s.count, 0);
+  double *sum = widen(y, c->s.count);
+  for (int r = 0; r < c->n; r++) {
+    dequantize(d, c->f, c->s, wire_nth(from, r), false, one);
+    for (int64_t i = 0; i < c->s.count; i++) sum[i] += (double)one[i];
+  }
+  dequantize(d, c->to, c->s, to, false, y);
+  int64_t row = wire_blocks(c->to, (WireSpan){c->s.width, 0, c->s.width});
+  for (int64_t i = 0; i < c->s.count; i++) {
+    int64_t at = c->s.first + i, column = at % c->s.width;
+    int64_t block = at / c->s.width * row + column / c->to.block;
+    block -= c->s.first / c->s.width * row + c->s.first % c->s.width / c->to.block;
+    size_t bytes = dtype_size(c->to.scale);
+    float step;
+    convert_to_f32((char *)to.scales + (size_t)block * bytes, c->to.scale, &step, 1);
+    double clipped = c->to.scale == DT_F32 ? 0 : 7.0 / 256; /* by a scale that was rounded down */
+    assert_true(fabs((double)y[i] - sum[i]) <= (double)step * (0.505 + clipped + c->n / 80.0));
+  }
+  free(y);
+  free(one);
+  free(sum);
+}
+
+static void int4_sums_are_the_references(void **state) {
+  (void)state;
+  static const int sources[] = {1, 2, 3, 4, 8, 16, 17};
+  static const WireSpan spans[] = {{77, 32, 77 * 3 - 32}, {1000, 0, 4000}, {4096, 256, 7936}};
+  Device *d = open_cpu(2);
+  for (int n = 0; n < 7; n++)
+    for (int block = 32; block <= 512; block *= 2)
+      for (int s = block > 32 ? 1 : 0; s < (block > 256 ? 2 : 3); s++) {
+        Int4Case c = {{WIRE_INT4, block, n % 2 ? DT_BF16 : DT_F32},
+                      {WIRE_INT4, block, s % 2 ? DT_F32 : DT_BF16},
+                      spans[s],
+                      sources[n],
+                      (float)(n % 3)};
+        WireData from = int4_sources(d, &c), a = wire_take(c.to, c.s, 1);
+        WireData b = wire_take(c.to, c.s, 1);
+        requantize(d, c.f, c.s, from, c.to, a);
+        quant_reference_requantize(c.f, c.to, c.s, from, b);
+        assert_same_wire(c.to, c.s, a, b);
+        check_int4_error(d, &c, from, a);
+        free(from.scales);
+        free(a.scales);
+        free(b.scales);
+      }
+  device_close(d);
+}
+
+/* Scales of powers of two: codes and scales of the sum are exact. */
+static void int4_sums_of_powers_of_two_are_exact(void **state) {
+  (void)state;
+  enum { N = 256, RANKS = 4 };
+  Device *d = open_cpu(1);
+  WireFormat f = {WIRE_INT4, N, DT_F32};
+  WireSpan s = {N, 0, N};
+  float x[N], y[N];
+  WireData from = wire_take(f, s, RANKS), to = wire_take(f, s, 1);
+  for (int e = -60; e <= 60; e += 12) {
+    for (int r = 0; r < RANKS; r++) { /* sums are 7.5 times the code 7, 5, ... of rank 0 */
+      static const float part[] = {4, 2, 1, 0.5f};
+      for (int i = 0; i < N; i++) x[i] = ldexpf((float)(2 * (i % 8) - 7) * part[r], e);
+      quantize(d, f, s, x, wire_nth(from, r));
+    }
+    requantize(d, f, s, from, f, to);
+    dequantize(d, f, s, to, false, y);
+    for (int i = 0; i < N; i++) assert_true(y[i] == ldexpf((float)(2 * (i % 8) - 7) * 7.5f, e));
+  }
+  free(from.scales);
+  free(to.scales);
   device_close(d);
 }
 
@@ -522,6 +627,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(zero_tiny_and_huge),
     cmocka_unit_test(padding_never_sets_a_scale),
     cmocka_unit_test(sums_are_in_order_and_one_pass_is_two),
+    cmocka_unit_test(int4_sums_are_the_references),
+    cmocka_unit_test(int4_sums_of_powers_of_two_are_exact),
     cmocka_unit_test(threads_change_no_bit),
     cmocka_unit_test(large_spans_are_their_parts),
     cmocka_unit_test(feedback_gives_back_what_was_lost),

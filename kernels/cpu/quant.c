@@ -7,9 +7,11 @@
 
 #include <float.h>
 
-#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/quant.h"
+#include "kernels/cpu/quant_int4.h"
+#include "kernels/cpu/quant_walk.h"
 #if defined __AVX512F__ && defined __AVX512BW__ && defined __AVX512DQ__ && defined __FMA__
+#include "kernels/cpu/quant_int4_wide.h"
 #include "kernels/cpu/quant_sum.h"
 #define QUANT_WIDE
 #endif
@@ -130,64 +132,6 @@ static void keep_error(WireKind kind, const void *in, int64_t n, float scale, fl
     float lost = (1 - keep) * (sent[i] - got[i]);
     error[i] = bf16_of_float(fmaf(keep, float_of_bf16(error[i]), lost));
   }
-}
-
-/* ---- where a block is ---- */
-
-typedef struct Walk {
-  int64_t width, block, row_blocks; /* of the blocks' geometry */
-  int64_t blocks;                   /* of the span */
-  int64_t start;                    /* block of its row that the span starts with */
-  int64_t lead;                     /* elements of that row before the span */
-} Walk;
-
-/* One block: its number in the span, first element, size, column in its row, and first byte of an
- * int4 payload. */
-typedef struct Place {
-  int64_t i, at, n, column, half_bytes;
-} Place;
-
-static Walk walk_of(WireFormat f, WireSpan s) {
-  Walk w = {0};
-  if (!wire_has_blocks(f)) { /* one row, in blocks that suit the cache */
-    w.width = max_i64(s.count, 1);
-    w.block = WIRE_MAX_BLOCK / 4;
-    w.row_blocks = w.blocks = (s.count + w.block - 1) / w.block;
-    return w;
-  }
-  w.width = s.width;
-  w.block = f.block;
-  w.row_blocks = wire_row_blocks(f, s.width);
-  w.blocks = wire_blocks(f, s);
-  w.lead = s.first % s.width;
-  w.start = w.lead / f.block;
-  return w;
-}
-
-static Place walk_start(const Walk *w, int64_t i) {
-  int64_t row = (w->start + i) / w->row_blocks, in_row = (w->start + i) % w->row_blocks;
-  Place p = {.i = i, .column = in_row * w->block};
-  p.at = row * w->width + p.column - w->lead;
-  p.n = min_i64(w->block, w->width - p.column);
-  p.half_bytes = row * ((w->width + 1) / 2) + p.column / 2 - w->lead / 2;
-  return p;
-}
-
-static void walk_next(const Walk *w, Place *p) {
-  p->i++;
-  p->at += p->n;
-  p->half_bytes += (p->n + 1) / 2;
-  p->column += p->n;
-  if (p->column == w->width) p->column = 0;
-  p->n = min_i64(w->block, w->width - p->column);
-}
-
-static char *payload_of(WireKind kind, const WireData *data, const Place *p) {
-  int64_t at = p->at;
-  if (kind == WIRE_F32) at *= 4;
-  if (kind == WIRE_BF16) at *= 2;
-  if (kind == WIRE_INT4) at = p->half_bytes;
-  return (char *)data->payload + at;
 }
 
 /* ---- one block ---- */
@@ -333,36 +277,80 @@ static int64_t requantize_run(WireFormat f, WireFormat f_to, const Walk *w, cons
 #endif
 }
 
+/* The same for sums of int4, all or nothing: tells how many blocks from p on it went over, and
+ * which of them are done. */
+static int64_t int4_run(WireFormat f, WireFormat f_to, const Walk *w, const Place *p, int64_t most,
+                        const WireData *from, const WireData *to, bool *done) {
+  int64_t whole = w->width % w->block == 0 ? most : (w->width - p->column) / w->block;
+  Int4Run run = {.from = f,
+                 .to = f_to,
+                 .in = (const uint8_t *)payload_of(WIRE_INT4, from, p),
+                 .scales = (const char *)from->scales + (size_t)p->i * dtype_size(f.scale),
+                 .stride = from->stride,
+                 .n = from->n,
+                 .out = (uint8_t *)payload_of(WIRE_INT4, to, p),
+                 .out_scales = (char *)to->scales + (size_t)p->i * dtype_size(f_to.scale),
+                 .block = whole > 0 ? w->block : p->n,
+                 .blocks = whole > 0 ? min_i64(whole, min_i64(most, INT4_RUN)) : 1};
+  Int4Weights weights;
+  int4_weights(&run, &weights);
+#ifdef QUANT_WIDE
+  if (run.block == 128 || run.block == 256) {
+    run.past_cache = w->blocks * w->block > LARGE && (uintptr_t)run.out % 64 == 0;
+    int4_blocks_wide(&run, &weights, done);
+    return run.blocks;
+  }
+#endif
+  for (int64_t i = 0; i < run.blocks; i++) done[i] = int4_block(&run, &weights, i);
+  return run.blocks;
+}
+
+static void requantize_block(WireFormat f, WireFormat f_to, const Place *p, const WirePart *part) {
+  _Alignas(64) float sum[WIRE_MAX_BLOCK];
+  const WireData *to = &part->to;
+  bool fed = part->e.error.data, is_sum = f_to.kind == WIRE_F32 && !fed;
+  decode(f, p, &part->from, false, false, is_sum ? (float *)payload_of(WIRE_F32, to, p) : sum);
+  if (fed)
+    encode_with_error(f_to, p, sum, part->e, to);
+  else if (!is_sum)
+    encode_codes(f_to, p, sum, encode_scale(f_to, p, sum, to), to);
+}
+
+static void requantize_blocks(WireFormat f, WireFormat f_to, const Walk *w, Place p, int64_t end,
+                              const WirePart *part) {
+  const WireData *from = &part->from, *to = &part->to;
+  bool fed = part->e.error.data, integers = !fed && int4_takes(f, f_to, from->n), done[INT4_RUN];
+  while (p.i < end) {
+    int64_t n = 0;
+    if (integers) {
+      n = int4_run(f, f_to, w, &p, end - p.i, from, to, done);
+      for (int64_t i = 0; i < n; i++) {
+        Place block = walk_start(w, p.i + i);
+        if (!done[i]) requantize_block(f, f_to, &block, part);
+      }
+    } else if (!fed) {
+      n = requantize_run(f, f_to, w, &p, end - p.i, from, to);
+    }
+    if (n > 0) {
+      p = walk_start(w, p.i + n);
+    } else {
+      requantize_block(f, f_to, &p, part);
+      walk_next(w, &p);
+    }
+  }
+}
+
 static void requantize_part(Device *d, WireFormat f, WireFormat f_to, const WirePart *part) {
   const WireSpan s = part->span;
-  const WireFeedback e = part->e;
-  const WireData from = part->from, to = part->to;
   wire_check(f, s);
   wire_check(f_to, s);
-  check_feedback(e, s);
-  require(from.n >= 1);
+  check_feedback(part->e, s);
+  require(part->from.n >= 1);
   require(!wire_has_blocks(f) || !wire_has_blocks(f_to) || f.block == f_to.block);
   const Walk w = walk_of(wire_has_blocks(f) ? f : f_to, s);
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (s.count >= PARALLEL_MIN)
-  for (int64_t run = 0; run < w.blocks; run += RUN) {
-    _Alignas(64) float sum[WIRE_MAX_BLOCK];
-    Place p = walk_start(&w, run);
-    int64_t end = min_i64(w.blocks, run + RUN);
-    while (p.i < end) {
-      int64_t done = e.error.data ? 0 : requantize_run(f, f_to, &w, &p, end - p.i, &from, &to);
-      if (done > 0) {
-        p = walk_start(&w, p.i + done);
-        continue;
-      }
-      bool is_sum = f_to.kind == WIRE_F32 && !e.error.data;
-      decode(f, &p, &from, false, false, is_sum ? (float *)payload_of(WIRE_F32, &to, &p) : sum);
-      if (e.error.data)
-        encode_with_error(f_to, &p, sum, e, &to);
-      else if (!is_sum)
-        encode_codes(f_to, &p, sum, encode_scale(f_to, &p, sum, &to), &to);
-      walk_next(&w, &p);
-    }
-  }
+  for (int64_t run = 0; run < w.blocks; run += RUN)
+    requantize_blocks(f, f_to, &w, walk_start(&w, run), min_i64(w.blocks, run + RUN), part);
 }
 
 void cpu_quantize(Device *d, WireFormat f, int n, const WirePart *parts) {

@@ -13,5 +13,8 @@ float quant_scale(WireFormat f, uint32_t magnitude);
  * say it. */
 void quant_reference_encode(WireFormat f, WireSpan s, const float *x, WireData to);
 void quant_reference_decode(WireFormat f, WireSpan s, WireData from, float *y);
+/* The sum of from.n spans, 17 at most, INT4 both. */
+void quant_reference_requantize(WireFormat f, WireFormat f_to, WireSpan s, WireData from,
+                                WireData to);
 
 #endif

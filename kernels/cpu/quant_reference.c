@@ -1,5 +1,6 @@
 /* quant_reference: the quantized formats one element at a time, without tricks. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/quant.h"
@@ -106,5 +107,89 @@ void quant_reference_decode(WireFormat f, WireSpan s, WireData from, float *y) {
     for (int64_t i = 0; i < n; i++)
       y[at + i] = element_value(f.kind, get_code(f.kind, bytes, n, i), scale);
     bytes += f.kind == WIRE_INT4 ? (n + 1) / 2 : n;
+  }
+}
+
+/* ---- sums of int4 ---- */
+
+enum { MOST = 17 /* sources; one more than integers are summed of */ };
+
+/* One block from several ranks. */
+typedef struct Sum4 {
+  const uint8_t *bytes[MOST];
+  float scale[MOST];
+  int n;
+} Sum4;
+
+static float sum4_float(const Sum4 *in, int64_t n, int64_t i) {
+  float sum = -0.0f;
+  for (int r = 0; r < in->n; r++)
+    sum = fmaf((float)get_code(WIRE_INT4, in->bytes[r], n, i), in->scale[r], sum);
+  return sum;
+}
+
+/* What sums are counted in, or 0: they must be floats. */
+static float sum4_unit(const Sum4 *in) {
+  float all = 0;
+  for (int r = 0; r < in->n; r++) {
+    if (signbit(in->scale[r])) return 0;
+    all += in->scale[r];
+  }
+  if (in->n < 2 || in->n > 16 || !(all >= 0x1p-100f && all < 0x1p100f)) return 0;
+  return ldexpf(1, ilogbf(all) - 11);
+}
+
+static int sum4_integer(const Sum4 *in, float unit, int64_t n, int64_t i) {
+  int sum = 0;
+  for (int r = 0; r < in->n; r++)
+    sum += get_code(WIRE_INT4, in->bytes[r], n, i) * (int)nearbyintf(in->scale[r] / unit);
+  return sum;
+}
+
+static float sum4_scale(WireFormat f, float unit, int most, void *out) {
+  float scale = (float)most * unit / 7;
+  convert_from_f32(&scale, out, f.scale, 1);
+  convert_to_f32(out, f.scale, &scale, 1);
+  return scale;
+}
+
+/* A block and its scale. */
+static void sum4_block(WireFormat f, const Sum4 *in, int64_t n, void *out_scale, uint8_t *out) {
+  float unit = sum4_unit(in), x[WIRE_MAX_BLOCK];
+  int most = 0;
+  for (int64_t i = 0; i < n && unit > 0; i++) {
+    int sum = abs(sum4_integer(in, unit, n, i));
+    most = sum > most ? sum : most;
+  }
+  if (most < 2048) {
+    for (int64_t i = 0; i < n; i++) x[i] = sum4_float(in, n, i);
+    f.block = WIRE_MAX_BLOCK;
+    quant_reference_encode(f, (WireSpan){n, 0, n}, x, (WireData){out_scale, out, 1, 0});
+    return;
+  }
+  double codes = ceil((double)(0x1p23f * unit / sum4_scale(f, unit, most, out_scale))) - 1;
+  memset(out, 0x88, (size_t)(n + 1) / 2);
+  for (int64_t i = 0; i < n; i++) {
+    double code = sum4_integer(in, unit, n, i) * codes / 0x1p23;
+    put_code(WIRE_INT4, out, n, i, (int)floor(code + 0.5));
+  }
+}
+
+void quant_reference_requantize(WireFormat f, WireFormat f_to, WireSpan s, WireData from,
+                                WireData to) {
+  const uint8_t *bytes = from.payload;
+  char *scales = to.scales;
+  uint8_t *out = to.payload;
+  int64_t index = 0;
+  for (int64_t at = 0, n; at < s.count; at += n, index++) {
+    Sum4 in = {.n = from.n};
+    n = block_size(f, s, at);
+    for (int r = 0; r < from.n; r++) {
+      in.bytes[r] = bytes + (size_t)r * from.stride;
+      in.scale[r] = scale_at(f, (const char *)from.scales + (size_t)r * from.stride, index);
+    }
+    sum4_block(f_to, &in, n, scales + (size_t)index * dtype_size(f_to.scale), out);
+    bytes += (n + 1) / 2;
+    out += (n + 1) / 2;
   }
 }

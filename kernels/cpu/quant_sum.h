@@ -2,9 +2,10 @@
  * arithmetic in vectors of 512 bits, bit for bit, for blocks of 128 and 256. Internal to
  * kernels/cpu.
  *
- * A lane is one 32-bit word of the payload and holds the words' codes one after another, so that
- * codes are taken out and put back by shifts; which element a code belongs to does not matter, as
- * all sources and the result agree. Only int8 is spread out in order and gathered at the end. */
+ * A lane of fp8 is one 32-bit word of the payload and holds the words' codes one after another, so
+ * that codes are taken out and put back by shifts; which element a code belongs to does not matter,
+ * as all sources and the result agree. int8 is spread out in order and gathered at the end. int4
+ * is in quant_int4_wide.h. */
 #ifndef KERNELS_CPU_QUANT_SUM_H
 #define KERNELS_CPU_QUANT_SUM_H
 
@@ -14,14 +15,9 @@
 
 enum { BYTES_AHEAD = 1024 }; /* of a source, asked for before they are needed */
 
-#define UNROLLED _Pragma("GCC unroll 16")
+ALWAYS float code_most(WireKind kind) { return kind == WIRE_INT8 ? 127 : 448; }
 
-ALWAYS float code_most(WireKind kind) {
-  return kind == WIRE_INT4 ? 7 : kind == WIRE_INT8 ? 127 : 448;
-}
-
-/* Vectors of 16 sums that 64 bytes of payload make. */
-ALWAYS int vectors_of(WireKind kind) { return kind == WIRE_INT4 ? 8 : 4; }
+enum { LINE_VECTORS = 4 }; /* of 16 sums, which 64 bytes of payload make */
 
 /* What a decoded code is multiplied by: an e4m3's bits in the places of a float are 2^-120 of it.
  */
@@ -31,17 +27,6 @@ ALWAYS float code_scale(WireKind kind, float scale) {
 
 ALWAYS __m512 add_code(__m512 code, __m512 scale, bool first, __m512 sum) {
   return first ? _mm512_mul_ps(code, scale) : _mm512_fmadd_ps(code, scale, sum);
-}
-
-/* The first source's products come out of the table. */
-ALWAYS void add_int4(const uint8_t *in, __m512 scale, bool first, __m512 *sum) {
-  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  __m512i x = load_bytes(in);
-  __m512 table = first ? _mm512_mul_ps(values, scale) : values;
-  UNROLLED for (int k = 0; k < 8; k++) { /* looking up takes the low four bits */
-    __m512 code = _mm512_permutexvar_ps(_mm512_srli_epi32(x, (unsigned)(4 * k)), table);
-    sum[k] = first ? code : _mm512_fmadd_ps(code, scale, sum[k]);
-  }
 }
 
 ALWAYS void add_int8(const uint8_t *in, __m512 scale, bool first, __m512 *sum) {
@@ -69,9 +54,8 @@ ALWAYS void add_source(WireKind kind, int lines, const uint8_t *in, float scale,
                        __m512 *sum) {
   const __m512 s = _mm512_set1_ps(code_scale(kind, scale));
   UNROLLED for (int i = 0; i < lines; i++) {
-    __m512 *here = sum + i * vectors_of(kind);
+    __m512 *here = sum + i * LINE_VECTORS;
     __builtin_prefetch(in + 64 * i + BYTES_AHEAD);
-    if (kind == WIRE_INT4) add_int4(in + 64 * i, s, first, here);
     if (kind == WIRE_INT8) add_int8(in + 64 * i, s, first, here);
     if (kind == WIRE_FP8) add_fp8(in + 64 * i, s, first, here);
   }
@@ -89,28 +73,25 @@ ALWAYS __m512 largest_sums(const __m512 *sum, int n) {
 /* ---- codes in the low bits of words ---- */
 
 /* No code is beyond the largest: the scale is at most 2^-8 too small, and 127 / 127.5 is less. */
-ALWAYS __m512i integer_wide(__m512 x, __m512 inverse, float bias) {
-  return _mm512_castps_si512(_mm512_fmadd_ps(x, inverse, _mm512_set1_ps(12582912.0f + bias)));
+ALWAYS __m512i integer_wide(__m512 x, __m512 inverse) {
+  return _mm512_castps_si512(_mm512_fmadd_ps(x, inverse, _mm512_set1_ps(12582912.0f)));
 }
 
 ALWAYS __m512i sum_code(WireKind kind, __m512 x, __m512 inverse) {
   __m512 y = _mm512_mul_ps(x, inverse);
   if (kind == WIRE_FP8) return fp8_of(y, magnitude_of(y));
-  return integer_wide(x, inverse, kind == WIRE_INT4 ? 8 : 0);
+  return integer_wide(x, inverse);
 }
 
 /* Words of codes: each vector's low bits are pushed in from above. */
 ALWAYS __m512i push_codes(WireKind kind, const __m512 *sum, __m512 inverse) {
   __m512i words = _mm512_setzero_si512();
-  UNROLLED for (int k = 0; k < vectors_of(kind); k++) {
+  UNROLLED for (int k = 0; k < LINE_VECTORS; k++) {
     __m512i code = sum_code(kind, sum[k], inverse);
 #ifdef __AVX512VBMI2__
-    words =
-        kind == WIRE_INT4 ? _mm512_shrdi_epi32(words, code, 4) : _mm512_shrdi_epi32(words, code, 8);
+    words = _mm512_shrdi_epi32(words, code, 8);
 #else
-    int bits = kind == WIRE_INT4 ? 4 : 8;
-    words = _mm512_or_si512(_mm512_srli_epi32(words, (unsigned)bits),
-                            _mm512_slli_epi32(code, (unsigned)(32 - bits)));
+    words = _mm512_or_si512(_mm512_srli_epi32(words, 8), _mm512_slli_epi32(code, 24));
 #endif
   }
   return words;
@@ -129,7 +110,7 @@ ALWAYS void store_sums(WireKind kind, int lines, const __m512 *sum, float invers
                        uint8_t *out) {
   const __m512 by = _mm512_set1_ps(inverse);
   UNROLLED for (int i = 0; i < lines; i++) {
-    __m512i words = push_codes(kind, sum + i * vectors_of(kind), by);
+    __m512i words = push_codes(kind, sum + i * LINE_VECTORS, by);
     if (kind == WIRE_INT8) words = in_order(words);
     if (past_cache)
       _mm512_stream_si512((void *)(out + 64 * i), words);
@@ -190,7 +171,7 @@ static int64_t tame_blocks(const SumRun *run, SumState *s) {
 /* The block's sums, and its scale before it is rounded to a type. */
 ALWAYS void sum_block(WireKind kind, int lines, const SumRun *run, int64_t i, SumState *s) {
   __m512 sum[16];
-  int vectors = lines * vectors_of(kind);
+  int vectors = lines * LINE_VECTORS;
   const uint8_t *in = run->in + i * lines * 64;
   add_source(kind, lines, in, s->from[0][i], true, sum);
   for (int r = 1; r < run->n; r++)
@@ -206,7 +187,7 @@ ALWAYS void code_block(WireKind kind, int lines, const SumRun *run, int64_t i, S
   if (run->to.scale == DT_BF16) scale = float_of_bf16(bf16_of_float(scale));
   scale = scale < FLT_MIN ? 0 : scale;
   s->to[i] = scale;
-  UNROLLED for (int k = 0; k < lines * vectors_of(kind); k++) sum[k] =
+  UNROLLED for (int k = 0; k < lines * LINE_VECTORS; k++) sum[k] =
       _mm512_load_ps(s->sum[i % 2] + 16 * k);
   store_sums(kind, lines, sum, scale > 0 ? 1 / scale : 0, run->past_cache,
              run->out + i * lines * 64);
@@ -222,16 +203,15 @@ ALWAYS void sum_lines(WireKind kind, int lines, const SumRun *run, int64_t block
 }
 
 ALWAYS void sum_kind(WireKind kind, const SumRun *run, int64_t blocks, SumState *s) {
-  const int lines = kind == WIRE_INT4 ? 1 : 2; /* of 128 elements */
   if (run->block == 256)
-    sum_lines(kind, 2 * lines, run, blocks, s);
+    sum_lines(kind, 4, run, blocks, s);
   else
-    sum_lines(kind, lines, run, blocks, s);
+    sum_lines(kind, 2, run, blocks, s);
 }
 
 static inline bool sum_takes(WireKind kind, int64_t block, int n) {
   return (block == 128 || block == 256) && n <= SUM_SOURCES &&
-         (kind == WIRE_INT8 || kind == WIRE_INT4 || kind == WIRE_FP8);
+         (kind == WIRE_INT8 || kind == WIRE_FP8);
 }
 
 /* Returns how many blocks it did: at most SUM_BLOCKS, and none that may not be finite. */
@@ -239,7 +219,6 @@ static int64_t sum_run(WireKind kind, const SumRun *run) {
   SumState s;
   int64_t blocks = tame_blocks(run, &s);
   if (blocks == 0) return 0;
-  if (kind == WIRE_INT4) sum_kind(WIRE_INT4, run, blocks, &s);
   if (kind == WIRE_INT8) sum_kind(WIRE_INT8, run, blocks, &s);
   if (kind == WIRE_FP8) sum_kind(WIRE_FP8, run, blocks, &s);
   if (run->past_cache) _mm_sfence();

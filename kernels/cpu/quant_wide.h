@@ -12,6 +12,7 @@
 #include "kernels/cpu/quant_codes.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 16")
 
 enum { STEP = 32 };
 typedef struct Pair {

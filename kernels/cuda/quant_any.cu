@@ -1,6 +1,6 @@
 /* quant_any: blocks of any size at any address, one element at a time. A warp takes a block and
  * goes over it twice, for the scale and for the codes; what it reads again lies in the cache. */
-#include "kernels/cuda/quant_codes.h"
+#include "kernels/cuda/quant_int4.h"
 
 enum { CHUNK = QUANT_WARPS };
 
@@ -71,12 +71,49 @@ __device__ inline void put_pair(const QuantJob &job, const QuantPart &p, const Q
   if (other < b.n) keep_error(p, b.at + other, high, scaled_c, scale);
 }
 
+/* ---- sums of int4 in integers ---- */
+
+/* Element i, 0 where there is none. */
+__device__ inline int int4_sum_at(const QuantJob &job, const QuantPart &p, const QuantPlace &b,
+                                  int64_t block, int i, float unit) {
+  int sum = 0;
+  for (int r = 0; r < p.n && i < b.n; r++) {
+    float code = code_at(WIRE_INT4, p.from_payload + r * p.stride, b, i);
+    float scale = scale_get(job.from_scale, p.from_scales + r * p.stride, block);
+    sum += static_cast<int>(code) * static_cast<int>(int4_weight(scale, unit));
+  }
+  return sum;
+}
+
+/* A warp's block; returns whether it could be done, to all. */
+__device__ inline bool int4_block(const QuantJob &job, const QuantPart &p, const QuantPlace &b,
+                                  int64_t block, int lane) {
+  float unit = b.n > 0 ? int4_unit(job, p, block) : 0;
+  int most = 0;
+  if (unit == 0) return false;
+  for (int i = lane; i < b.n; i += 32)
+    most = max(most, abs(int4_sum_at(job, p, b, block, i, unit)));
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (most < INT4_LEAST) return false;
+  Int4Result result = int4_result(job.to_scale, unit, static_cast<uint32_t>(most));
+  if (lane == 0) scale_put(job.to_scale, p.to_scales, block, result.scale);
+  for (int i = lane; 2 * i < b.n; i += 32) {
+    int low = int4_sum_at(job, p, b, block, i, unit);
+    int high = int4_sum_at(job, p, b, block, (b.n + 1) / 2 + i, unit);
+    uint32_t a = int4_code_high(static_cast<uint32_t>(low), 0, result.multiplier) >> 28;
+    uint32_t c = int4_code_high(static_cast<uint32_t>(high), 0, result.multiplier) >> 28;
+    reinterpret_cast<uint8_t *>(p.to_payload)[b.half_bytes + i] = static_cast<uint8_t>(a | c << 4);
+  }
+  return true;
+}
+
 __global__ void __launch_bounds__(QUANT_THREADS) any_kernel(const __grid_constant__ QuantJob job) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
   int64_t block = (blockIdx.x - p.first_chunk) * CHUNK + threadIdx.x / 32;
   QuantPlace b = quant_place(p, job.block, false, block);
   int lane = threadIdx.x % 32;
   float scale = 1;
+  if (int4_takes(job, p) && int4_block(job, p, b, block, lane)) return;
   if (has_blocks(job.to)) {
     float most = 0;
     for (int i = lane; i < b.n; i += 32) most = largest(most, sum_at(job, p, b, block, i));

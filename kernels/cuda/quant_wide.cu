@@ -5,7 +5,7 @@
  * dozens of elements, so few threads share one. Where all blocks are whole (rows that blocks
  * divide), their size is a constant, and so are all distances. Several sources are read at a time
  * and added in order. */
-#include "kernels/cuda/quant_codes.h"
+#include "kernels/cuda/quant_int4.h"
 
 /* How threads share a block of up to BLOCK. */
 template <int B, bool W>
@@ -207,6 +207,97 @@ __device__ inline void by_kind(WireKind kind, F f) {
   }
 }
 
+/* ---- sums of int4 in integers ---- */
+
+/* Of eight elements: word j holds those of the nibbles j and j + 4. */
+struct Int4Sums {
+  uint32_t w[4];
+};
+
+template <bool FIRST>
+__device__ inline void int4_add(Int4Sums &sum, uint32_t codes, uint32_t weight) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    uint32_t products = (codes >> 4 * j & 0x000f000fu) * weight;
+    sum.w[j] = FIRST ? products : sum.w[j] + products;
+  }
+}
+
+/* N sources from r on; returns their weights' sum. */
+template <int N, bool FIRST, class S>
+__device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<S> &s, const QuantJob &job,
+                                        const QuantPart &p, int r, float unit) {
+  Source<WIRE_INT4, S> in[N];
+  uint32_t all = 0;
+#pragma unroll
+  for (int j = 0; j < N; j++) source_load(in[j], s, job, p, r + j);
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    uint32_t weight = int4_weight(in[j].scale, unit);
+    all += weight;
+#pragma unroll
+    for (int k = 0; k < S::K; k++) {
+      if (FIRST && j == 0)
+        int4_add<true>(sum[k], in[j].raw[k].w[0], weight);
+      else
+        int4_add<false>(sum[k], in[j].raw[k].w[0], weight);
+    }
+  }
+  return all;
+}
+
+/* The largest sum of a block that LANES threads hold. */
+template <class S>
+__device__ inline uint32_t int4_most(const Share<S> &s, const Int4Sums *sum, uint32_t bias) {
+  uint32_t high = bias | bias << 16, low = high;
+#pragma unroll
+  for (int k = 0; k < S::K; k++)
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if (s.has(k)) high = __vmaxu2(high, sum[k].w[j]), low = __vminu2(low, sum[k].w[j]);
+  uint32_t most = max(max(high & 0xffffu, high >> 16) - bias, bias - min(low & 0xffffu, low >> 16));
+#pragma unroll
+  for (int o = S::LANES / 2; o > 0; o /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, o));
+  return most;
+}
+
+/* Eight codes, the last first, each pushed in from below. */
+__device__ inline Raw<WIRE_INT4> int4_encode(const Int4Sums &sum, uint32_t bias,
+                                             uint32_t multiplier) {
+  Raw<WIRE_INT4> r = {{0}};
+#pragma unroll
+  for (int i = 7; i >= 0; i--) {
+    uint32_t one = i < 4 ? sum.w[i] & 0xffffu : sum.w[i - 4] >> 16;
+    r.w[0] = __funnelshift_l(int4_code_high(one, bias, multiplier), r.w[0], 4);
+  }
+  return r;
+}
+
+/* Returns whether the block is done; sums in floats are for those that are not. */
+template <class S>
+__device__ inline bool int4_share(const Share<S> &s, const QuantJob &job, const QuantPart &p) {
+  float unit = s.b.n > 0 ? int4_unit(job, p, s.i) : 0;
+  Int4Sums sum[S::K];
+  uint32_t bias;
+  int r = 0;
+  if (p.n >= 4)
+    bias = int4_sources<4, true>(sum, s, job, p, r, unit), r = 4;
+  else
+    bias = int4_sources<2, true>(sum, s, job, p, r, unit), r = 2;
+  for (; r < p.n; r++) bias += int4_sources<1, false>(sum, s, job, p, r, unit);
+  bias *= 8;
+  uint32_t most = int4_most(s, sum, bias);
+  if (unit == 0 || most < INT4_LEAST) return false;
+  Int4Result result = int4_result(job.to_scale, unit, most);
+  if (s.lane == 0) scale_put(job.to_scale, p.to_scales, s.i, result.scale);
+#pragma unroll
+  for (int k = 0; k < S::K; k++)
+    if (s.has(k))
+      raw_store<WIRE_INT4>(p.to_payload + s.template offset<WIRE_INT4>(k), 0,
+                           int4_encode(sum[k], bias, result.multiplier));
+  return true;
+}
+
 /* ---- kernel ---- */
 
 template <WireKind FROM, class S>
@@ -219,6 +310,12 @@ __global__ void __launch_bounds__(QUANT_THREADS, 3)
   s.lane = threadIdx.x % S::LANES;
   constexpr int N = together<FROM, S>();
   int r = 0;
+  if constexpr (FROM == WIRE_INT4) {
+    if (int4_takes(job, p)) {
+      if (int4_share(s, job, p)) s.b.n = 0; /* nothing is left of it */
+      if (__all_sync(0xffffffffu, s.b.n == 0)) return;
+    }
+  }
   if (job.add && job.to == WIRE_F32) {
     start_with<WIRE_F32>(s, p.to_payload);
   } else if (job.add) {
