@@ -43,7 +43,10 @@ typedef struct PolicyTerm {
 PolicyTerm policy_term(const PolicyLoss *p, float newlp, float oldlp, float reflp, float adv,
                        float entropy, float importance);
 
-/* ---- the loop's calls (collective) ---- */
+/* ---- the loop's calls (collective) ----
+ * Where the rollout says which ids its tokens were drawn from (kept), all log-probabilities and
+ * entropies are over those ids alone, renormalized, in scoring and update alike: the policy that
+ * answers came from, and the one that is trained, is the filtered one. */
 
 /* Fills this rank's sequences of `field` (RO_OLD_LOGPROBS or RO_REF_LOGPROBS) with the model's
  * log-probabilities at `temperature`; the caller shares them over ranks and sets the have bit.

@@ -10,7 +10,11 @@ void actor_logprobs(Model *m, const BatchPlan *plan, Rollout *ro, RolloutField f
   for (int i = 0; i < plan->n_micro; i++) {
     Pack p = pack_targets(ro->offsets, ro->tokens, ro->prompt_len, &plan->micro[i]);
     float *logprob_R = mem_alloc((size_t)p.n_rows, sizeof *logprob_R);
+    uint8_t *kept_RW = pack_kept(&p, ro);
+    model_restrict(m, kept_RW);
     model_logprobs(m, p.batch, p.n_rows, p.rows, p.targets, temperature, logprob_R, NULL);
+    model_restrict(m, NULL);
+    free(kept_RW);
     for (int r = 0; r < p.n_rows; r++) out_N[p.index[r]] = logprob_R[r];
     free(logprob_R);
     pack_free(&p);

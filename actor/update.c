@@ -3,6 +3,7 @@
  * Invariant: the weights of all tokens come from the whole minibatch before the first micro-batch
  * runs, and gradients are sums, so how the work is cut does not show in the result. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "actor/actor.h"
@@ -84,8 +85,12 @@ int actor_update(Model *m, const Rollout *ro, const int32_t *ids, int n, const P
       if (i == mb.plan.n_micro - 1) zeropp_last_micro(model_zero(m));
       Pack p = pack_targets(ro->offsets, ro->tokens, ro->prompt_len, &mb.plan.micro[i]);
       pass.index = p.index;
+      uint8_t *kept_RW = pack_kept(&p, ro);
+      model_restrict(m, kept_RW);
       model_train_lm(m, p.batch, p.n_rows, p.rows, p.targets, loss->temperature, true, policy_rows,
                      &pass);
+      model_restrict(m, NULL);
+      free(kept_RW);
       pack_free(&p);
     }
     StepResult step = zeropp_step(model_zero(m), opt, max_norm);

@@ -86,10 +86,16 @@ int recipe_filters(const Recipe *r, const char *keys[RECIPE_FILTERS]) {
   return n;
 }
 
+bool recipe_renormalizes(const Recipe *r) {
+  const char *keys[RECIPE_FILTERS];
+  bool any = recipe_filters(r, keys) > 0 || r->rollout.min_new_tokens > 0; /* which bans the end */
+  return any && strcmp(r->rollout.filters, "renormalize") == 0;
+}
+
 bool recipe_corrects_importance(const Recipe *r) {
   const char *keys[RECIPE_FILTERS];
   if (strcmp(r->ppo.importance, "auto") != 0) return strcmp(r->ppo.importance, "on") == 0;
-  return recipe_filters(r, keys) > 0;
+  return recipe_filters(r, keys) > 0 && strcmp(r->rollout.filters, "allow") == 0;
 }
 
 const char *recipe_place(const Recipe *r, const char *key) {

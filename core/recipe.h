@@ -139,8 +139,7 @@ typedef struct Recipe {
     int64_t prompts_per_step, samples_per_prompt, max_new_tokens, min_new_tokens, max_prompt_tokens,
         top_k, max_batch, page_size;
     double temperature, top_p, min_p, repetition_penalty;
-    bool allow_filters; /* of the four in PPO although the update's log-probs are of the whole
-                           softmax */
+    const char *filters; /* refuse|renormalize|allow: of the four above, in PPO */
   } rollout;
   struct {
     int64_t steps, epochs, minibatches;
@@ -218,6 +217,8 @@ void recipe_help(FILE *out);
  * like; returns how many. */
 enum { RECIPE_FILTERS = 4 };
 int recipe_filters(const Recipe *r, const char *keys[RECIPE_FILTERS]);
+/* Whether the update's log-probabilities are over what answers were drawn from. */
+bool recipe_renormalizes(const Recipe *r);
 /* What ppo.importance comes to. */
 bool recipe_corrects_importance(const Recipe *r);
 /* "file:line:column" where a key was given, or "file (default)": for errors found later. Static

@@ -122,7 +122,7 @@ static void check_filters(Reading *rd) {
   if (n > 0)
     check_fail(rd, keys[0],
                "found sampling in PPO changed by %s, while log-probabilities of the update are of "
-               "the whole softmax; expected none of it, or rollout.allow_filters: true",
+               "the whole softmax; expected none of it, or rollout.filters: renormalize or allow",
                all);
 }
 
@@ -133,7 +133,14 @@ static void check_rollout(Reading *rd) {
     check_fail(rd, "rollout.min_new_tokens",
                "found %" PRId64 "; expected at most rollout.max_new_tokens, %" PRId64,
                r->rollout.min_new_tokens, r->rollout.max_new_tokens);
-  if (!r->rollout.allow_filters && check_sound(rd, "rollout")) check_filters(rd);
+  if (!check_sound(rd, "rollout")) return;
+  if (!strcmp(r->rollout.filters, "refuse")) check_filters(rd);
+  double penalty = r->rollout.repetition_penalty;
+  if (!strcmp(r->rollout.filters, "renormalize") && (penalty < 1 || penalty > 1))
+    check_fail(rd, "rollout.repetition_penalty",
+               "found %g with rollout.filters: renormalize, which knows what was left to draw from "
+               "and not how it was changed; expected 1",
+               penalty);
 }
 
 static void check_batch(Reading *rd) {

@@ -187,18 +187,21 @@ static const RecipeRow rollout_rows[] = {
      .help = "of sampling, and of all log-probabilities in the update",
      .hint = "for temperature 0 use greedy evaluation"},
     {"top_k", ROW_INT, AT(rollout.top_k), "0", SPAN(0, 4194304), .unit = "tokens",
-     .help = "sample among the likeliest so many; 0: all; see allow_filters"},
+     .help = "sample among the likeliest so many; 0: all; see filters"},
     {"top_p", ROW_FLOAT, AT(rollout.top_p), "1", ABOVE(0, 1),
-     .help = "sample among the likeliest with this much probability; see allow_filters"},
+     .help = "sample among the likeliest with this much probability; see filters"},
     {"min_p", ROW_FLOAT, AT(rollout.min_p), "0", SPAN(0, 1),
      .help = "sample among those at least so many times as likely as the likeliest; 0: all; see "
              "allow_filters"},
     {"repetition_penalty", ROW_FLOAT, AT(rollout.repetition_penalty), "1", ABOVE(0, 100),
      .help = "logits of tokens that prompt or answer have had are divided by it where above 0, "
-             "else multiplied, before the temperature; 1: none; see allow_filters"},
-    {"allow_filters", ROW_BOOL, AT(rollout.allow_filters), "false", NONE,
-     .help = "permit top_k, top_p, min_p and repetition_penalty in PPO, although the update's "
-             "log-probabilities are of the whole softmax; see ppo.importance"},
+             "else multiplied, before the temperature; 1: none; see filters"},
+    {"filters", ROW_CHOICE, AT(rollout.filters), "refuse", NONE,
+     .choices = "refuse|renormalize|allow",
+     .help = "what becomes of top_k, top_p, min_p and repetition_penalty in PPO. renormalize: the "
+             "update's log-probabilities are over the tokens that each was drawn from, which takes "
+             "a bit per token of the vocabulary for every answer token on every rank; not with a "
+             "penalty. allow: they are of the whole softmax; see ppo.importance"},
     {"max_batch", ROW_INT, AT(rollout.max_batch), "0", SPAN(0, 1000000), .unit = "sequences",
      .help = "decoded together on one rank; 0: as memory allows"},
     {"page_size", ROW_INT, AT(rollout.page_size), "16", SPAN(1, 4096), .unit = "tokens",
@@ -225,7 +228,7 @@ static const RecipeRow ppo_rows[] = {
     {"importance", ROW_CHOICE, AT(ppo.importance), "auto", NONE, .choices = "auto|on|off",
      .help = "each token's policy loss is weighed by how much likelier it was in the update's "
              "forward, before the first update, than where it was drawn, at most importance_cap. "
-             "auto: on where rollout filters make the two differ by more than rounding"},
+             "auto: on where rollout.filters allows the two to differ"},
     {"importance_cap", ROW_FLOAT, AT(ppo.importance_cap), "2", ABOVE(0, 1e6),
      .help = "largest such weight"},
     {"entropy_coef", ROW_FLOAT, AT(ppo.entropy_coef), "0", SPAN(0, 1000),

@@ -32,12 +32,18 @@ Rollout *rollout_create(int n_seqs, const int32_t *lengths) {
   return r;
 }
 
+void rollout_keep(Rollout *r, int width) {
+  require(!r->kept && width > 0);
+  r->kept = mem_zalloc((size_t)r->n_tokens, (size_t)width);
+  r->kept_width = width;
+}
+
 void rollout_free(Rollout *r) {
   if (!r) return;
-  void *const owned[] = {r->offsets,      r->tokens, r->prompt_len,       r->prompt_id,
-                         r->sample_id,    r->ended,  r->sampled_logprobs, r->old_logprobs,
-                         r->ref_logprobs, r->values, r->rewards,          r->advantages,
-                         r->returns,      r->scores};
+  void *const owned[] = {
+      r->offsets, r->tokens,           r->prompt_len,   r->prompt_id,    r->sample_id,
+      r->ended,   r->sampled_logprobs, r->old_logprobs, r->ref_logprobs, r->values,
+      r->rewards, r->advantages,       r->returns,      r->scores,       r->kept};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
   free(r);
 }

@@ -43,8 +43,11 @@ typedef struct Rollout {
   int32_t *sample_id;  /* [n_seqs] 0.. among the samples of one prompt */
   uint8_t *ended;      /* [n_seqs] 1: the last token is an EOS; 0: cut by length */
   float *sampled_logprobs, *old_logprobs, *ref_logprobs, *values, *rewards, *advantages,
-      *returns;            /* [n_tokens] */
-  float *scores;           /* [n_seqs] */
+      *returns;  /* [n_tokens] */
+  float *scores; /* [n_seqs] */
+  uint8_t *kept; /* [n_tokens, (V + 7) / 8] bits of the ids that each token was drawn from, bit id %
+                    8 of byte id / 8; NULL where log-probabilities are of the whole softmax */
+  int kept_width;          /* bytes */
   unsigned have;           /* RolloutField bits */
   uint64_t policy_version; /* optimizer steps of the actor whose weights generated it */
 } Rollout;
@@ -52,6 +55,7 @@ typedef struct Rollout {
 /* Allocates for the given lengths; all per-token arrays zeroed, have = 0. */
 Rollout *rollout_create(int n_seqs, const int32_t *lengths);
 void rollout_free(Rollout *r);
+void rollout_keep(Rollout *r, int width); /* makes room for kept, zeroed */
 void rollout_need(const Rollout *r, unsigned fields,
                   const char *reader);                /* dies naming what is missing */
 float *rollout_array(Rollout *r, RolloutField field); /* the array of one per-token field */
@@ -109,6 +113,9 @@ Pack pack_last(const int32_t *offsets, const int32_t *tokens, const MicroBatch *
 /* Of the rows of pack_targets, leaves those whose target is marked (mask: by index, of the source;
  * NULL: all). */
 void pack_select(Pack *p, const uint8_t *mask);
+/* Rows of bits of a pack's rows, for model_restrict; NULL where the rollout has none; the caller
+ * frees. */
+uint8_t *pack_kept(const Pack *p, const Rollout *r);
 void pack_free(Pack *p);
 
 /* Weight of each response token in a mean over the minibatch ids[0..n): token mean: 1 / (all its

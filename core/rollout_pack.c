@@ -63,6 +63,15 @@ void pack_select(Pack *p, const uint8_t *mask) {
   p->n_rows = kept;
 }
 
+uint8_t *pack_kept(const Pack *p, const Rollout *r) {
+  size_t width = (size_t)r->kept_width;
+  if (!r->kept) return NULL;
+  uint8_t *bits = mem_alloc((size_t)p->n_rows, width);
+  for (int i = 0; i < p->n_rows; i++)
+    memcpy(bits + (size_t)i * width, r->kept + (size_t)p->index[i] * width, width);
+  return bits;
+}
+
 void pack_free(Pack *p) {
   free(p->offsets);
   free(p->tokens);

@@ -158,7 +158,8 @@ static void queue_step(Step *s) {
   Tensor logits_BV = head_of(d->logits_BV, r->token_B.dim[0]);
   model_decode(d->model, r->token_B, r->position_B, attend_step, s, logits_BV);
   d->ops->sample(d->device, logits_BV, d->params->sample, r->u_B, (Tensor){0},
-                 seen_of(d, 0, r->token_B.dim[0], r->token_B), r->drawn_B, r->logprob_B);
+                 seen_of(d, 0, r->token_B.dim[0], r->token_B), kept_burst(d, r), r->drawn_B,
+                 r->logprob_B);
   d->ops->decode_advance(d->device, *r);
 }
 
@@ -194,7 +195,7 @@ static int append_row(Decoder *d, int r, int rows, int steps, int *kept, Error *
     require(token >= 0);
     d->stats->cached_tokens += attended(d, len + i);
     b->positions[(*kept)++] = len + i - 1;
-    over = append_token(d, r, token, logprob, err);
+    over = append_token(d, r, (int64_t)i * rows + r, token, logprob, err);
     if (over < 0) return -1;
   }
   return 0;
@@ -209,6 +210,7 @@ int burst_run(Decoder *d, int steps, Error *err) {
   run_steps(d, rows, steps);
   device_download(d->device, b->drawn, b->history.data,
                   (size_t)(2 * b->steps * rows) * sizeof *b->drawn);
+  kept_download(d, (int64_t)steps * rows);
   for (int r = n; r-- > 0;) /* from the last: see sched_append */
     if (append_row(d, r, rows, steps, &kept, err)) return -1;
   model_count_decode(d->model, kept, b->positions);

@@ -69,6 +69,7 @@ Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int longest,
   d->logits_BV = push_2d(m, DT_F32, rows, vocab);
   d->banned_V = push_banned(m, p, d->vocab);
   seen_create(d, rows);
+  kept_create(d, rows, gen_look(p, kind));
   device_zero(d->device, d->tables_BP.data, tensor_bytes(d->tables_BP)); /* ids in range */
   d->burst = burst_create(d, longest, gen_look(p, kind));
   return d;
@@ -78,6 +79,7 @@ void decoder_destroy(Decoder *d) {
   if (!d) return;
   burst_destroy(d);
   seen_destroy(d);
+  kept_destroy(d);
   free(d->tokens);
   free(d->positions);
   free(d->slots);
@@ -131,14 +133,15 @@ static void draw(Decoder *d, int first, int n) {
         tensor_2d(tensor_f32(d->logits_BV) + (int64_t)from * d->vocab, DT_F32, len, d->vocab),
         d->params->sample, tensor_1d(tensor_f32(d->u_B) + from, DT_F32, len),
         banned ? d->banned_V : (Tensor){0}, seen_of(d, from, len, d->seen.newest_B),
-        tensor_1d(tensor_i32(d->drawn_B) + from, DT_I32, len),
+        kept_alone(d, from, len), tensor_1d(tensor_i32(d->drawn_B) + from, DT_I32, len),
         tensor_1d(tensor_f32(d->logprobs_B) + from, DT_F32, len));
   }
   device_download(d->device, d->drawn, d->drawn_B.data, (size_t)n * sizeof *d->drawn);
   device_download(d->device, d->logprobs, d->logprobs_B.data, (size_t)n * sizeof *d->logprobs);
+  kept_download(d, n);
 }
 
-int append_token(Decoder *d, int row, int32_t token, float logprob, Error *err) {
+int append_token(Decoder *d, int row, int64_t draw, int32_t token, float logprob, Error *err) {
   Scheduler *s = d->sched;
   const Row *w = &s->rows[row];
   int rows = s->n_rows;
@@ -147,6 +150,7 @@ int append_token(Decoder *d, int row, int32_t token, float logprob, Error *err) 
                      "generation: token %d of request %d has log-probability %g; the model's "
                      "weights or activations hold NaN or infinity",
                      w->len, w->request, (double)logprob);
+  kept_append(d, row, draw);
   sched_append(s, row, token, logprob, is_eos(d->params, token));
   return s->n_rows < rows;
 }
@@ -155,7 +159,7 @@ int draw_and_append(Decoder *d, int first, Error *err) {
   int n = d->sched->n_rows - first;
   draw(d, first, n);
   for (int i = n; i-- > 0;) /* from the last: see sched_append */
-    if (append_token(d, first + i, d->drawn[i], d->logprobs[i], err) < 0) return -1;
+    if (append_token(d, first + i, i, d->drawn[i], d->logprobs[i], err) < 0) return -1;
   return 0;
 }
 

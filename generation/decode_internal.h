@@ -27,12 +27,14 @@ struct Decoder {
   float *u, *logprobs;                 /* [rows] */
   int32_t *seats, *newest;             /* [rows] */
   uint8_t *seen_bits;                  /* of one sequence; NULL: no repetition penalty */
+  uint8_t *kept;                       /* as kept_TBW; NULL: nobody asks */
   int32_t *drawn;                      /* [rows] */
 
   /* The same on the device, with room for the largest step; rows of the largest bucket. */
   Tensor slots_N, offsets_S, copy_from_R, copy_slots_R, copy_RQ;
   Tensor tables_BP, lens_B, u_B, drawn_B, logprobs_B, logits_BV, banned_V;
   SeenTokens seen;
+  Tensor kept_TBW; /* of each draw of a step or burst, densely */
 };
 
 /* ---- buffers of the model's arena ---- */
@@ -67,8 +69,8 @@ float random_number(const GenParams *p, const GenRequest *q, int position);
 /* Draws for the rows from `first` on, from the logits of as many rows, and appends. */
 int draw_and_append(Decoder *d, int first, Error *err);
 /* Adds what was drawn: 1 when the sequence is thereby over (see sched_append), else 0; -1 when the
- * log-probability is not finite. */
-int append_token(Decoder *d, int row, int32_t token, float logprob, Error *err);
+ * log-probability is not finite. draw: its number among the draws of the step or burst. */
+int append_token(Decoder *d, int row, int64_t draw, int32_t token, float logprob, Error *err);
 /* Sends the pages that the device's tables lack. */
 void upload_tables(Decoder *d);
 
@@ -83,6 +85,17 @@ void seen_seats(Decoder *d, int first, int n, int rows);
 void seen_newest(Decoder *d, int first, int n);
 /* For the op, n of these rows; newest_B holds all. */
 SeenTokens seen_of(const Decoder *d, int from, int64_t n, Tensor newest_B);
+
+/* ---- which ids tokens were drawn from (kept.c); all do nothing unless GenParams.keep ---- */
+void kept_create(Decoder *d, int64_t rows, int steps);
+void kept_destroy(Decoder *d);
+/* Where sample writes: for n rows from the one on; for all rows of a step of a burst. */
+KeptTokens kept_alone(const Decoder *d, int from, int64_t n);
+KeptTokens kept_burst(const Decoder *d, const DecodeRows *r);
+/* Reads the first of what was written. */
+void kept_download(Decoder *d, int64_t draws);
+/* Adds a draw's to a row's result, before its token. */
+void kept_append(Decoder *d, int row, int64_t draw);
 
 /* ---- steps without the host (burst.c) ---- */
 /* Rows that a step on this device has for n sequences. */

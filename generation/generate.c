@@ -41,6 +41,7 @@ static int check_params(const GenParams *p, const ModelConfig *c, Error *err) {
       p->look < 0)
     return error_set(
         err, "max_batch, page_size, max_kv_tokens, prefill_tokens, look: expected 0 or more");
+  if (p->keep && s->greedy) return error_set(err, "keep with greedy; expected one of them");
   if (p->n_eos < 0 || p->n_eos > MODEL_MAX_EOS)
     return error_set(err, "%d EOS ids; expected at most %d", p->n_eos, MODEL_MAX_EOS);
   for (int i = 0; i < p->n_eos; i++)
@@ -191,12 +192,14 @@ int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResu
   Comm *all = model_grid(m)->all;
   int32_t *limits = mem_alloc((size_t)n, sizeof *limits);
   for (int i = 0; i < n; i++) out[i] = (GenResult){0};
+  size_t kept_width = (size_t)(model_config(m)->vocab_size + 7) / 8;
   int rc = comm_agree(all, prepare(m, p, req, n, limits, &z, err), err);
   if (rc == 0) {
     for (int i = 0; i < n; i++) {
       size_t room = (size_t)(limits[i] - req[i].prompt_len);
       out[i].tokens = mem_alloc(room, sizeof *out[i].tokens);
       out[i].logprobs = mem_alloc(room, sizeof *out[i].logprobs);
+      if (p->keep) out[i].kept = mem_alloc(room, kept_width);
     }
     double t0 = clock_seconds();
     int rope_before = fix_rope(m, limits, n);
@@ -224,6 +227,7 @@ void gen_results_free(GenResult *r, int n) {
   for (int i = 0; i < n; i++) {
     free(r[i].tokens);
     free(r[i].logprobs);
+    free(r[i].kept);
     r[i] = (GenResult){0};
   }
 }

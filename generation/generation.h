@@ -56,6 +56,7 @@ typedef struct GenParams {
   int min_new_tokens;        /* EOS cannot be drawn before */
   int n_eos;
   int eos_ids[MODEL_MAX_EOS]; /* none: only the length ends a sequence */
+  bool keep;                  /* results say which ids each token was drawn from; not greedy */
   uint64_t seed, step;
   int max_batch;          /* sequences decoded together; 0: 64, or 256 with max_kv_tokens given */
   int page_size;          /* tokens per KV page; 0: 16 */
@@ -82,6 +83,8 @@ typedef struct GenRequest {
 typedef struct GenResult {
   int32_t *tokens;
   float *logprobs;
+  uint8_t *kept; /* [n, (V + 7) / 8] with keep: bit id % 8 of byte id / 8, 1 where the id could have
+                    been drawn, after bans and filters; else NULL */
   int n;
   bool ended; /* by an EOS, which is the last token */
 } GenResult;

@@ -81,6 +81,13 @@ typedef struct SeenTokens {
   Tensor newest_B; /* I32, in range: had as well, and sample sets its bit */
 } SeenTokens;
 
+/* Where sample writes which ids a row's token was drawn from: bits of row b at bits[step][b], as
+ * SeenTokens has them. Absent: nowhere. */
+typedef struct KeptTokens {
+  Tensor bits_TBW; /* U8 */
+  Tensor step_1;   /* I32; absent: 0 */
+} KeptTokens;
+
 /* What a Linear does to its input on the way in. RMSNORM: as rmsnorm_fwd, by norm_K and eps.
  * SWIGLU: x rows are [g: K | u: K], as swiglu_fwd. */
 typedef enum Front { FRONT_NONE, FRONT_RMSNORM, FRONT_SWIGLU } Front;
@@ -297,9 +304,11 @@ typedef struct Ops {
    * number. token_B I32; logprob_B = log of the probability it was drawn with (after penalty,
    * temperature and filters; greedy: of the unfiltered softmax, after the penalty, at temperature
    * 1). banned_V: U8 per id, 1 = never (may be absent). seen: needed where sample_penalizes, else
-   * left alone. */
+   * left alone. kept: not with greedy. */
   void (*sample)(Device *, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                 SeenTokens seen, Tensor token_B, Tensor logprob_B);
+                 SeenTokens seen, KeptTokens kept, Tensor token_B, Tensor logprob_B);
+  /* Logits of ids whose bit is 0 become -infinity; bits_RW as SeenTokens has them. */
+  void (*keep_only)(Device *, Tensor bits_RW, Tensor logits_RV);
 
   /* AdamW (Loshchilov & Hutter 2019) on fp32, as PyTorch computes it: decay w *= 1 - lr * wd first.
    * g is F32 or BF16. out (may be absent): the new w once more, rounded to BF16. */

@@ -86,6 +86,7 @@ static double head_bytes(const ModelConfig *c, HeadKind head, double n_rows, con
   double chunk = (double)head_chunk_rows(c, p->device, whole), logits = f32 * c->vocab_size;
   if (chunk > n_rows) chunk = n_rows;
   if (p->train && p->compute != DT_F32) logits += act * c->vocab_size;
+  if (p->restricted) logits += c->vocab_size / 8 + 1;
   return chunk * (h + logits + f32 * (p->train ? 7 : 5));
 }
 

@@ -65,6 +65,18 @@ static void scatter(Model *m, const Gathered *g, Tensor dy_RV, Tensor dh_NE) {
   m->ops->scatter_add_rows(m->device, dh_RE, g->rows_R, dh_NE);
 }
 
+void model_restrict(Model *m, const uint8_t *bits_RW) { m->restrict_RW = bits_RW; }
+
+/* Logits of ids that do not count have no part in anything that follows. */
+static void restrict_chunk(Model *m, int64_t first, Tensor logits_RV) {
+  int64_t n = logits_RV.dim[0], width = (logits_RV.dim[1] + 7) / 8;
+  if (!m->restrict_RW) return;
+  Tensor bits_RW = tensor_2d(NULL, DT_U8, n, width);
+  bits_RW.data = arena_push(m->arena, tensor_bytes(bits_RW));
+  device_upload(m->device, bits_RW.data, m->restrict_RW + first * width, tensor_bytes(bits_RW));
+  m->ops->keep_only(m->device, bits_RW, logits_RV);
+}
+
 /* One chunk's device buffers; host copies of what a loss sees lie beside. */
 typedef struct Chunk {
   int64_t first, n;
@@ -82,6 +94,7 @@ static Chunk chunk_push(Model *m, Tensor h_NE, const LmRows *r, int64_t first, b
   k.lse_R = push_f32_1d(m, n);
   k.entropy_R = entropy ? push_f32_1d(m, n) : absent();
   m->ops->gemm(m->device, GEMM_NT, 1, k.in.h_RE, head_weight(m), 0, k.logits_RV);
+  restrict_chunk(m, first, k.logits_RV);
   m->ops->logprob_fwd(m->device, k.logits_RV, k.target_R, 1 / r->temperature, k.logprob_R, k.lse_R,
                       k.entropy_R);
   return k;

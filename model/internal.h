@@ -66,6 +66,7 @@ struct Model {
   ZeroPP *zero;
   ModelParams params;
   RopeTable rope;
+  const uint8_t *restrict_RW; /* the caller's; NULL: the whole vocabulary counts */
   int rope_fixed; /* every sequence is rotated as if it were this long; 0: by its own length */
   double flops;
   int *tokens_of; /* of model_step_rows, [local], and behind it the rows with a head; or NULL */

@@ -167,6 +167,11 @@ bool model_rope_varies(const ModelConfig *c); /* dynamic, longrope */
 /* ---- inference: rows_R are positions in the packed batch (any order), results in host memory ----
  */
 
+/* From the next call on, log-probabilities, entropies and their gradients are over a part of the
+ * vocabulary: bits_RW (host memory, borrowed) has a row for each of a call's rows, W = (V + 7) / 8,
+ * bit id % 8 of byte id / 8 being 1 where the id counts; the target must be one of them. NULL: over
+ * the whole again. */
+void model_restrict(Model *m, const uint8_t *bits_RW);
 /* logprobs_R[i] = log softmax(logits[rows[i]] / temperature)[targets[i]]; entropy_R may be NULL. */
 void model_logprobs(Model *m, Batch b, int n_rows, const int32_t *rows, const int32_t *targets,
                     float temperature, float *logprobs, float *entropy);
@@ -244,6 +249,7 @@ typedef struct PassPlan {
   bool train;
   Recompute recompute; /* counts in training */
   int recompute_blocks;
+  bool restricted; /* rows of bits beside the logits: model_restrict */
 } PassPlan;
 uint64_t model_activation_bytes(const ModelConfig *c, HeadKind head, int64_t n_tokens, PassPlan p);
 

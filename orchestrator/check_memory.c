@@ -36,6 +36,7 @@ static PlannedStage plan_ppo(const Session *s) {
   if (ppo_needs(r, ROLE_REWARD)) add_role(s, &p, ROLE_REWARD, false, false);
   p.rollout_rows = rows < per_rank ? rows : per_rank;
   p.page_size = r->rollout.page_size;
+  p.kept = recipe_renormalizes(r);
   p.penalty = r->rollout.repetition_penalty < 1 || r->rollout.repetition_penalty > 1;
   return p;
 }

@@ -15,7 +15,8 @@ static void run_logprob_bwd(const Kernel *k, const KernelShape *s, Device *d, co
 static void run_sample(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
   (void)k, (void)s;
   SampleParams p = {.temperature = 1, .top_p = 1};
-  device_ops(d)->sample(d, t[0], p, t[1], tensor_1d(NULL, DT_U8, 0), (SeenTokens){0}, t[2], t[3]);
+  device_ops(d)->sample(d, t[0], p, t[1], tensor_1d(NULL, DT_U8, 0), (SeenTokens){0},
+                        (KeptTokens){0}, t[2], t[3]);
 }
 static void run_adamw(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
   (void)k;

@@ -225,7 +225,7 @@ static int read_args(PpoBench *b, const Args *a, Error *err) {
 /* The arena in one piece, for the update, which needs most of it. */
 static void reserve(const PpoBench *b) {
   int64_t whole = (int64_t)b->prompts * (b->length + b->answer);
-  PassPlan p = {device_kind(b->rig.device), b->rig.compute, true, b->recompute.how, 0};
+  PassPlan p = {device_kind(b->rig.device), b->rig.compute, true, b->recompute.how, 0, false};
   ArenaMark mark = arena_mark(b->arena);
   arena_push(b->arena,
              model_activation_bytes(&b->config, HEAD_LM,

@@ -54,8 +54,10 @@ static GenResult *share_results(Comm *c, const GenResult *own, int all) {
       row[n + t] = mine ? (double)mine->logprobs[t] : 0;
     }
     comm_all_reduce_f64(c, row, 2 * n, false);
-    out[r] = (GenResult){mem_alloc((size_t)n, sizeof(int32_t)), mem_alloc((size_t)n, sizeof(float)),
-                         n, head[2 * r + 1] > 0};
+    out[r] = (GenResult){.tokens = mem_alloc((size_t)n, sizeof(int32_t)),
+                         .logprobs = mem_alloc((size_t)n, sizeof(float)),
+                         .n = n,
+                         .ended = head[2 * r + 1] > 0};
     for (int t = 0; t < n; t++) {
       out[r].tokens[t] = (int32_t)row[t];
       out[r].logprobs[t] = (float)row[n + t];

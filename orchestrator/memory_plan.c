@@ -32,7 +32,8 @@ static void add_model(const PlannedStage *s, const PlannedModel *m, MemoryNeed *
 /* ---- what a phase takes ---- */
 
 static PassPlan pass_plan(const PlannedStage *s, bool train) {
-  return (PassPlan){s->device, s->zero.compute, train, s->recompute.how, s->recompute.blocks};
+  return (PassPlan){s->device,        s->zero.compute,     train,
+                    s->recompute.how, s->recompute.blocks, s->kept};
 }
 
 static uint64_t activation_bytes(const PlannedStage *s) {
@@ -52,7 +53,8 @@ int64_t memory_kv_tokens(const PlannedStage *s) {
   return s->rollout_rows * pages * s->page_size;
 }
 
-/* KV pages, one prefill, the logits of a decode step and what the repetition penalty looks at. */
+/* KV pages, one prefill, the logits of a decode step, and rows of bits: what the repetition penalty
+ * looks at, and what a burst's draws were from. */
 static uint64_t rollout_bytes(const PlannedStage *s) {
   if (s->rollout_rows == 0) return 0;
   const ModelConfig *c = s->model[0].config;
@@ -61,9 +63,13 @@ static uint64_t rollout_bytes(const PlannedStage *s) {
   int64_t chunk = gen_prefill_tokens(s->device);
   int64_t prefill = max_i64(min_i64(chunk, s->rollout_rows * s->longest), s->longest);
   uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
-  uint64_t seen = s->penalty ? (uint64_t)s->rollout_rows * (((uint64_t)c->vocab_size + 7) / 8) : 0;
-  return (uint64_t)memory_kv_tokens(s) * per_token + logits + seen +
-         model_activation_bytes(c, HEAD_LM, prefill, pass_plan(s, false));
+  uint64_t bits = (uint64_t)s->rollout_rows * (((uint64_t)c->vocab_size + 7) / 8);
+  GenParams as_usual = {.look = 0};
+  uint64_t rows = s->penalty + (s->kept ? (uint64_t)gen_look(&as_usual, s->device) : 0);
+  PassPlan pass = pass_plan(s, false);
+  pass.restricted = false; /* sampling filters */
+  return (uint64_t)memory_kv_tokens(s) * per_token + logits + bits * rows +
+         model_activation_bytes(c, HEAD_LM, prefill, pass);
 }
 
 static uint64_t replica_bytes(const PlannedStage *s) {

@@ -28,6 +28,7 @@ typedef struct PlannedStage {
   /* Rollout of model[0]; rows 0: none. */
   int64_t rollout_rows, page_size;
   bool penalty; /* of repetition, in the rollout */
+  bool kept;    /* rows of bits of the ids that answers were drawn from */
 } PlannedStage;
 
 typedef struct MemoryNeed { /* bytes, one rank */

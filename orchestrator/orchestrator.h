@@ -80,6 +80,8 @@ int32_t data_order(uint64_t seed, const char *what, int64_t i, int32_t n);
  * its own, in order; every rank leaves with the same rollout, in request order, whatever the number
  * of ranks. Writes tokens, ended and the sampled log-probs. Collective. */
 Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *mine);
+/* The same of what results kept, rows of `width` bytes. */
+void rollout_share_kept(Comm *c, Rollout *ro, const GenResult *mine, int width);
 /* Each rank has filled the sequences that plan_batches(lengths, NULL, n, rank, world, max_tokens)
  * gives it; afterwards all ranks hold all of them. The field's have bit is set. Collective. */
 void rollout_share_field(Comm *c, Rollout *ro, RolloutField field, int max_tokens);

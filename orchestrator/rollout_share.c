@@ -41,24 +41,24 @@ static SeqHead *share_heads(Comm *c, const GenResult *mine, int n) {
   return all;
 }
 
-/* Exchanges one 4-byte array of all responses and puts it in its places of dst (indexed like
- * tokens). pick gives this rank's piece of result i. */
-static void share_responses(Comm *c, const Rollout *ro, const GenResult *mine,
+/* Exchanges one array of all responses, `size` bytes a token, and puts it in its places of dst
+ * (indexed like tokens). pick gives this rank's piece of result i. */
+static void share_responses(Comm *c, const Rollout *ro, const GenResult *mine, size_t size,
                             const void *(*pick)(const GenResult *), void *dst) {
   int world = comm_size(c), me = comm_rank(c), n = ro->n_seqs;
   size_t *bytes = mem_zalloc((size_t)world, sizeof *bytes);
-  for (int g = 0; g < n; g++) bytes[g % world] += (size_t)rollout_response_len(ro, g) * 4;
+  for (int g = 0; g < n; g++) bytes[g % world] += (size_t)rollout_response_len(ro, g) * size;
   char *send = mem_alloc(bytes[me], 1), *to = send;
   for (int g = me, i = 0; g < n; g += world, i++) {
-    size_t len = (size_t)rollout_response_len(ro, g) * 4;
+    size_t len = (size_t)rollout_response_len(ro, g) * size;
     if (len > 0) memcpy(to, pick(&mine[i]), len);
     to += len;
   }
   char *all = gather_blocks(c, send, bytes), *from = all;
   for (int r = 0; r < world; r++)
     for (int g = r; g < n; g += world) {
-      size_t len = (size_t)rollout_response_len(ro, g) * 4;
-      memcpy((char *)dst + (size_t)rollout_first(ro, g) * 4, from, len);
+      size_t len = (size_t)rollout_response_len(ro, g) * size;
+      memcpy((char *)dst + (size_t)rollout_first(ro, g) * size, from, len);
       from += len;
     }
   free(bytes);
@@ -68,6 +68,12 @@ static void share_responses(Comm *c, const Rollout *ro, const GenResult *mine,
 
 static const void *pick_tokens(const GenResult *r) { return r->tokens; }
 static const void *pick_logprobs(const GenResult *r) { return r->logprobs; }
+static const void *pick_kept(const GenResult *r) { return r->kept; }
+
+void rollout_share_kept(Comm *c, Rollout *ro, const GenResult *mine, int width) {
+  rollout_keep(ro, width);
+  share_responses(c, ro, mine, (size_t)width, pick_kept, ro->kept);
+}
 
 Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *mine) {
   SeqHead *head = share_heads(c, mine, n);
@@ -82,8 +88,8 @@ Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *m
     memcpy(ro->tokens + ro->offsets[g], req[g].prompt,
            (size_t)req[g].prompt_len * sizeof *ro->tokens);
   }
-  share_responses(c, ro, mine, pick_tokens, ro->tokens);
-  share_responses(c, ro, mine, pick_logprobs, ro->sampled_logprobs);
+  share_responses(c, ro, mine, sizeof *ro->tokens, pick_tokens, ro->tokens);
+  share_responses(c, ro, mine, sizeof *ro->sampled_logprobs, pick_logprobs, ro->sampled_logprobs);
   ro->have |= RO_SAMPLED_LOGPROBS;
   free(lengths);
   free(head);

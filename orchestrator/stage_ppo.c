@@ -88,6 +88,7 @@ static void set_parameters(Ppo *p) {
                        .max_new_tokens = (int)r->rollout.max_new_tokens,
                        .min_new_tokens = (int)r->rollout.min_new_tokens,
                        .n_eos = c->n_eos,
+                       .keep = recipe_renormalizes(r),
                        .max_batch = (int)r->rollout.max_batch,
                        .page_size = (int)r->rollout.page_size,
                        .max_kv_tokens = p->s->kv_tokens};

@@ -80,6 +80,7 @@ int ppo_evaluate(void *ctx, int64_t step, Error *err) {
   GenParams gen = p->gen;
   gen.seed = rng_mix((uint64_t)p->s->recipe->run.seed, rng_hash("evaluation"));
   gen.step = 0;
+  gen.keep = false;
   PromptPick pick = held_out_prompts(p);
   int rc = ppo_generate(p, &pick, &gen, &ro, err);
   if (rc == 0) rc = ppo_scores(p, pick.set, ro, &scores, err);

@@ -69,6 +69,8 @@ int ppo_generate(Ppo *p, const PromptPick *pick, const GenParams *gen, Rollout *
   zeropp_release_all(model_zero(p->actor));
   if (rc == 0) {
     *out = rollout_share(s->grid->all, all, n, result);
+    if (gen->keep)
+      rollout_share_kept(s->grid->all, *out, result, (model_config(p->actor)->vocab_size + 7) / 8);
     (*out)->policy_version = (uint64_t)zeropp_steps(model_zero(p->actor));
     ppo_count(p, *out, NULL, n);
   }

@@ -210,7 +210,7 @@ stops() {
     grep -q '"actor_updates":2,.*"epochs":1,.*"stopped_by_kl":1' # the first update starts at KL 0
 }
 ok "a step's epochs end when its KL passes the limit" stops
-filters() { train 1 filters --set rollout.top_k=5 --set rollout.allow_filters=true &&
+filters() { train 1 filters --set rollout.top_k=5 --set rollout.filters=allow &&
   tail -n 1 filters/metrics.jsonl | sed 's/.*"gap_mean"://; s/,.*//' | awk '{ exit !($1 > 0.5) }'; }
 ok "filtered sampling shows as a gap to the update's log-probs" filters
 weighed() { # every weight of a top-k sample is the probability that the filter kept, at most 1
@@ -219,6 +219,13 @@ weighed() { # every weight of a top-k sample is the probability that the filter 
     grep -q '^importance weights: 0\.[0-9]* in the mean, 0.00 % at the cap' out && ! grep -q '"importance_mean":[0-9]' one/metrics.jsonl
 }
 ok "and is corrected by importance weights" weighed
+renormalized() { # the log-probabilities of scoring and update are over what was drawn from: no gap but rounding
+  local sets='--set rollout.top_k=6 --set rollout.top_p=0.9 --set rollout.min_p=0.02 --set rollout.min_new_tokens=3 --set rollout.filters=renormalize'
+  # shellcheck disable=SC2086
+  train 1 renorm $sets && numbers_make_sense renorm && train 3 renorm3 $sets && same_to 1e-5 renorm renorm3 &&
+    tail -n 1 renorm/metrics.jsonl | sed 's/.*"entropy"://; s/,.*//' | awk '{ exit !($1 > 0 && $1 < log(6)) }'
+}
+ok "or there is none, where the update's are renormalized" renormalized
 bar() { train 1 bar --set stages='[sft]' --set report.progress=bar && grep -q '\[=*\] sft 5/5' err; }
 ok "a bar is drawn when asked for" bar
 

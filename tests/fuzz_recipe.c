@@ -8,30 +8,30 @@
 #include "core/recipe.h"
 #include "tests/fuzz.h"
 
-#define WHOLE                                                                              \
-  "x-o: &o {lr: 1e-5, schedule: linear}\n"                                                 \
-  "stages: [sft, reward, ppo]\n"                                                           \
-  "run: {seed: 0x10, directory: runs/a, overwrite: true}\n"                                \
-  "models:\n"                                                                              \
-  "  actor: {init: {hidden_size: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 128}}\n"       \
-  "  critic: {from: reward}\n"                                                             \
-  "tokenizer: tok\n"                                                                       \
-  "data:\n"                                                                                \
-  "  sft: {path: a.txt, separator: <|endoftext|>, held_out: 0.1}\n"                        \
-  "  preference: b.jsonl.gz\n"                                                             \
-  "  prompts: {path: c.json, answer_field: answer, overlong: truncate}\n"                  \
-  "  chat: {name: custom, user: \"Q: {content}\\n\", assistant: 'A: {content}'}\n"         \
-  "rewards:\n"                                                                             \
-  "- model\n"                                                                              \
-  "- {kind: words, words: [a, 'b c'], absent: true, weight: -.5}\n"                        \
-  "- {kind: regex, pattern: '^a+(b|c)$', ignore_case: true}\n"                             \
-  "- {kind: length, target: 20}\n"                                                         \
-  "- exact\n"                                                                              \
-  "- {kind: command, command: \"cat | sort\\n\", timeout_seconds: 2.5}\n"                  \
-  "rollout: {prompts_per_step: 8, samples_per_prompt: 2, top_k: 5, allow_filters: true}\n" \
-  "ppo: {minibatches: 4, kl_controller: adaptive, kl_coef: 0.02, clip_high: .3}\n"         \
-  "optimizer:\n"                                                                           \
-  "  sft: &s {<<: *o, weight_decay: 0.1}\n"                                                \
+#define WHOLE                                                                         \
+  "x-o: &o {lr: 1e-5, schedule: linear}\n"                                            \
+  "stages: [sft, reward, ppo]\n"                                                      \
+  "run: {seed: 0x10, directory: runs/a, overwrite: true}\n"                           \
+  "models:\n"                                                                         \
+  "  actor: {init: {hidden_size: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 128}}\n"  \
+  "  critic: {from: reward}\n"                                                        \
+  "tokenizer: tok\n"                                                                  \
+  "data:\n"                                                                           \
+  "  sft: {path: a.txt, separator: <|endoftext|>, held_out: 0.1}\n"                   \
+  "  preference: b.jsonl.gz\n"                                                        \
+  "  prompts: {path: c.json, answer_field: answer, overlong: truncate}\n"             \
+  "  chat: {name: custom, user: \"Q: {content}\\n\", assistant: 'A: {content}'}\n"    \
+  "rewards:\n"                                                                        \
+  "- model\n"                                                                         \
+  "- {kind: words, words: [a, 'b c'], absent: true, weight: -.5}\n"                   \
+  "- {kind: regex, pattern: '^a+(b|c)$', ignore_case: true}\n"                        \
+  "- {kind: length, target: 20}\n"                                                    \
+  "- exact\n"                                                                         \
+  "- {kind: command, command: \"cat | sort\\n\", timeout_seconds: 2.5}\n"             \
+  "rollout: {prompts_per_step: 8, samples_per_prompt: 2, top_k: 5, filters: allow}\n" \
+  "ppo: {minibatches: 4, kl_controller: adaptive, kl_coef: 0.02, clip_high: .3}\n"    \
+  "optimizer:\n"                                                                      \
+  "  sft: &s {<<: *o, weight_decay: 0.1}\n"                                           \
   "  actor: {<<: [{lr: 1e-6}, *s]}\n"
 
 const FuzzSeed fuzz_seeds[] = {

@@ -23,6 +23,11 @@ static PolicyLoss full_loss(KlKind kind) {
   return p;
 }
 
+/* What a sequence's tokens were drawn from, where the rollout says so. */
+static void restrict_to(Model *m, const Rollout *ro, int b) {
+  if (ro->kept) model_restrict(m, ro->kept + rollout_first(ro, b) * ro->kept_width);
+}
+
 /* Runs one sequence on all ranks: log-probs and entropies of its response. */
 static int score_alone(Model *m, const Rollout *ro, int b, float temperature, float *logprob,
                        float *entropy) {
@@ -33,7 +38,9 @@ static int score_alone(Model *m, const Rollout *ro, int b, float temperature, fl
     targets[i] = ro->tokens[rollout_first(ro, b) + i];
   }
   Batch batch = {1, own, ro->tokens + ro->offsets[b]};
+  restrict_to(m, ro, b);
   model_logprobs(m, batch, n, rows, targets, temperature, logprob, entropy);
+  model_restrict(m, NULL);
   return n;
 }
 
@@ -131,9 +138,11 @@ static float *reference_gradient(Model *m, Reference *r) {
       targets[k] = r->ro->tokens[rollout_first(r->ro, b) + k];
     }
     reference_load(r, b);
+    restrict_to(m, r->ro, b);
     Batch batch = tiny_alone(model_grid(m), r->ro->offsets, r->ro->tokens, b, own);
     model_train_lm(m, batch, batch.n_seqs ? n : 0, rows, targets, r->p->temperature, true,
                    reference_rows, r);
+    model_restrict(m, NULL);
   }
   return tiny_state(m, STATE_GRAD);
 }
@@ -225,6 +234,67 @@ static void gradient_by_differences(void **state) {
   world_close(&w);
 }
 
+/* Every token may have been drawn from itself and a third of the others; first tokens from all. */
+static void keep_some(Model *m, Rollout *ro) {
+  int vocab = model_config(m)->vocab_size, width = (vocab + 7) / 8;
+  rollout_keep(ro, width);
+  for (int b = 0; b < ro->n_seqs; b++)
+    for (int t = rollout_first(ro, b); t < ro->offsets[b + 1]; t++)
+      for (int j = 0; j < vocab; j++)
+        if (j == ro->tokens[t] || t == rollout_first(ro, b) || (t + j * 5) % 3 == 0)
+          ro->kept[t * width + j / 8] |= (uint8_t)(1 << j % 8);
+}
+
+/* Log-probabilities over what was kept are the logits' softmax over it, and the update's loss,
+ * statistics and gradient are those of that policy. */
+static void only_what_was_kept_counts(void **state) {
+  (void)state;
+  World w = world_open();
+  Model *m = tiny_model(&w, HEAD_LM, 13);
+  Rollout *ro = tiny_rollout();
+  keep_some(m, ro);
+  int vocab = model_config(m)->vocab_size;
+  float *logits = mem_alloc((size_t)(64 * vocab), sizeof *logits), logprob[64], entropy[64];
+  for (int b = 0; b < ro->n_seqs; b++) {
+    int n = score_alone(m, ro, b, 0.8f, logprob, entropy), first = rollout_first(ro, b);
+    int32_t own[2] = {0, rollout_len(ro, b)}, rows[64];
+    for (int i = 0; i < n; i++) rows[i] = ro->prompt_len[b] + i - 1;
+    model_logits(m, (Batch){1, own, ro->tokens + ro->offsets[b]}, n, rows, logits);
+    for (int i = 0; i < n; i++) {
+      const uint8_t *kept = ro->kept + (first + i) * ro->kept_width;
+      double sum = 0, mean = 0, z = (double)logits[i * vocab + ro->tokens[first + i]] / 0.8;
+      for (int j = 0; j < vocab; j++) {
+        double x = (double)logits[i * vocab + j] / 0.8, e = exp(x - z);
+        if (!(kept[j / 8] >> j % 8 & 1)) continue;
+        sum += e;
+        mean += e * (x - z);
+      }
+      check_close((double)logprob[i], -log(sum), 1e-5);
+      check_close((double)entropy[i], log(sum) - mean / sum, 1e-5);
+    }
+  }
+  free(logits);
+  rollout_free(ro);
+  ro = make_rollout(m, 0.8f);
+  keep_some(m, ro);
+  for (int b = 0; b < ro->n_seqs; b++) { /* around the renormalized ones */
+    int n = score_alone(m, ro, b, 0.8f, logprob, NULL), first = rollout_first(ro, b);
+    for (int i = 0; i < n; i++)
+      ro->old_logprobs[first + i] = logprob[i] - 0.3f * rng_normal(1, 1, (uint64_t)(first + i));
+  }
+  PolicyLoss p = full_loss(KL_K3);
+  PolicyStats s;
+  check_update(m, ro, some_ids, 6, &p, false);
+  actor_update(m, ro, all_ids, 9, &p, false, 40, tiny_no_step(), 0, &s);
+  float *gradient = tiny_state(m, STATE_GRAD);
+  Reference r = reference_of(ro, all_ids, 9, &p, false);
+  check_differences(m, reference_loss, &r, gradient);
+  free(gradient);
+  rollout_free(ro);
+  model_free(m);
+  world_close(&w);
+}
+
 /* This rank's log-probs of all sequences, then everyone's: what the loop's sharing does. */
 static void fill_logprobs(Model *m, Rollout *ro, RolloutField field, float temperature,
                           int micro_tokens) {
@@ -281,14 +351,13 @@ static void logprobs_at_temperature(void **state) {
 
 /* Old log-probs were computed in another batch composition: still every ratio is 1 at the first
  * minibatch, and only there. A step then lowers the loss. */
-static void first_ratio_is_one(void **state) {
-  (void)state;
-  World w = world_open();
-  Model *m = tiny_model(&w, HEAD_LM, 14);
+static void check_first_ratio(Model *m, bool kept, float importance_cap) {
   Rollout *ro = make_rollout(m, 0.7f);
+  if (kept) keep_some(m, ro);
   fill_logprobs(m, ro, RO_OLD_LOGPROBS, 0.7f, 23);
   PolicyLoss p = plain_loss();
   p.temperature = 0.7f;
+  p.importance_cap = importance_cap;
   AdamW opt = {.lr = 2e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
   PolicyStats first, second;
   actor_update(m, ro, some_ids, 6, &p, false, 64, opt, 1, &first);
@@ -303,7 +372,17 @@ static void first_ratio_is_one(void **state) {
   actor_update(m, ro, some_ids, 6, &p, false, 64, opt, 1, &second);
   assert_true(second.ratio_max_dev > 0.05);
   rollout_free(ro);
-  model_free(m);
+}
+
+/* Whatever the answers were drawn with: old log-probabilities are the update's own. */
+static void first_ratio_is_one(void **state) {
+  (void)state;
+  World w = world_open();
+  for (int k = 0; k < 3; k++) {
+    Model *m = tiny_model(&w, HEAD_LM, 14);
+    check_first_ratio(m, k == 1, k == 2 ? 1.5f : 0);
+    model_free(m);
+  }
   world_close(&w);
 }
 
@@ -385,6 +464,7 @@ static void fixture_update(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(gradient_does_not_depend_on_cutting),
     cmocka_unit_test(gradient_by_differences),
+    cmocka_unit_test(only_what_was_kept_counts),
     cmocka_unit_test(logprobs_at_temperature),
     cmocka_unit_test(first_ratio_is_one),
     cmocka_unit_test(nothing_to_train),

@@ -207,18 +207,19 @@ static void rollout_and_ppo(void **state) {
       {{"rollout.top_k=5"},
        "--set rollout.top_k=5: rollout.top_k: found sampling in PPO changed by rollout.top_k, "
        "while log-probabilities of the update are of the whole softmax; expected none of it, or "
-       "rollout.allow_filters: true"},
-      {{"rollout.top_p=0.9"},
+       "rollout.filters: renormalize or allow"},
+      {{"rollout.repetition_penalty=1.1", "rollout.min_p=0.05", "rollout.top_p=0.9"},
        "--set rollout.top_p=0.9: rollout.top_p: found sampling in PPO changed by rollout.top_p, "
-       "while log-probabilities of the update are of the whole softmax; expected none of it, or "
-       "rollout.allow_filters: true"},
-      {{"rollout.repetition_penalty=1.1", "rollout.min_p=0.05"},
-       "--set rollout.min_p=0.05: rollout.min_p: found sampling in PPO changed by rollout.min_p, "
-       "rollout.repetition_penalty, while log-probabilities of the update are of the whole "
-       "softmax; expected none of it, or rollout.allow_filters: true"},
-      {{"rollout.repetition_penalty=0.9", "rollout.allow_filters=true"}, NULL},
+       "rollout.min_p, rollout.repetition_penalty, while log-probabilities of the update are of "
+       "the whole softmax; expected none of it, or rollout.filters: renormalize or allow"},
+      {{"rollout.repetition_penalty=1.1", "rollout.filters=renormalize"},
+       "--set rollout.repetition_penalty=1.1: rollout.repetition_penalty: found 1.1 with "
+       "rollout.filters: renormalize, which knows what was left to draw from and not how it was "
+       "changed; expected 1"},
+      {{"rollout.top_p=0.9", "rollout.min_p=0.1", "rollout.filters=renormalize"}, NULL},
+      {{"rollout.repetition_penalty=0.9", "rollout.filters=allow"}, NULL},
       {{"rollout.min_p=0", "rollout.repetition_penalty=1"}, NULL},
-      {{"rollout.top_p=0.9", "rollout.top_k=4", "rollout.allow_filters=true"}, NULL},
+      {{"rollout.top_p=0.9", "rollout.top_k=4", "rollout.filters=allow"}, NULL},
       {{"rollout.min_new_tokens=129"},
        "--set rollout.min_new_tokens=129: rollout.min_new_tokens: found 129; expected at most "
        "rollout.max_new_tokens, 128"},

@@ -145,6 +145,23 @@ static GenParams params_of(const struct Way *w, bool greedy) {
   return p;
 }
 
+/* The ids that tokens were drawn from: a logit within its rounding of min_p's bound, one id in some
+ * 1e5 tokens, may fall to either side; the token itself is always there. */
+static void compare_kept(int n, const GenResult *got, const GenResult *want, int vocab) {
+  int64_t width = (vocab + 7) / 8, bits = 0, differ = 0, missing = 0;
+  for (int i = 0; i < n; i++)
+    for (int t = 0; t < got[i].n && t < want[i].n && got[i].tokens[t] == want[i].tokens[t]; t++) {
+      const uint8_t *a = got[i].kept + t * width, *b = want[i].kept + t * width;
+      for (int j = 0; j < vocab; j++) differ += ((a[j / 8] ^ b[j / 8]) >> j % 8) & 1;
+      missing += !(a[got[i].tokens[t] / 8] >> got[i].tokens[t] % 8 & 1);
+      bits += vocab;
+    }
+  bool ok = missing == 0 && differ <= 5 && bits > 0;
+  print_message("%s what was kept: %d of %lld bits differ, %d tokens are not among them\n",
+                ok ? "      " : "FAILED", (int)differ, (long long)bits, (int)missing);
+  two.failures += !ok;
+}
+
 /* A penalty looks at what a sequence has had: on the device through bursts, rows that move, wait
  * and come back. */
 static void penalties_are_the_cpus(void **state) {
@@ -160,9 +177,11 @@ static void penalties_are_the_cpus(void **state) {
       p.sample.repetition_penalty = alone.sample.repetition_penalty = 1.4f;
       p.sample.min_p = alone.sample.min_p = 0.02f;
       alone.look = 1;
+      p.keep = alone.keep = !greedy;
       GenStats s = run(gpu, &p, r, ways[k].n, got);
       run(cpu, &alone, r, ways[k].n, want);
       compare("F32, penalty", &p, ways[k].n, &s, got, want, 1e-4);
+      if (p.keep) compare_kept(ways[k].n, got, want, model_config(cpu)->vocab_size);
       gen_results_free(got, ways[k].n);
       gen_results_free(want, ways[k].n);
     }

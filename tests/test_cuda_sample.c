@@ -46,19 +46,20 @@ typedef struct Draw {
   SampleParams p;
   Pair logits, u, banned, token, logprob;
   Pair bits, slot, newest; /* of the ids that were there */
+  Pair kept;               /* [1, batch, W]; absent where nobody asks */
 } Draw;
 
 static void draw_gpu(void *arg) {
   Draw *x = arg;
   SeenTokens seen = {x->bits.gpu, x->slot.gpu, x->newest.gpu};
   twin_state.gpu_ops->sample(twin_state.gpu, x->logits.gpu, x->p, x->u.gpu, x->banned.gpu, seen,
-                             x->token.gpu, x->logprob.gpu);
+                             (KeptTokens){.bits_TBW = x->kept.gpu}, x->token.gpu, x->logprob.gpu);
 }
 
 static void draw_cpu(const Draw *x) {
   SeenTokens seen = {x->bits.cpu, x->slot.cpu, x->newest.cpu};
   twin_state.cpu_ops->sample(twin_state.cpu, x->logits.cpu, x->p, x->u.cpu, x->banned.cpu, seen,
-                             x->token.cpu, x->logprob.cpu);
+                             (KeptTokens){.bits_TBW = x->kept.cpu}, x->token.cpu, x->logprob.cpu);
 }
 
 /* Half of all ids; slots in reverse, and every fifth row without. */
@@ -76,6 +77,15 @@ static void make_seen(Draw *x, uint64_t seed, int64_t batch, int64_t v) {
   x->newest = twin_random_ints(seed, batch, (int32_t)v);
   free(bits);
   free(slot);
+}
+
+static Pair make_kept(int64_t batch, int64_t v) {
+  int64_t width = (v + 7) / 8;
+  uint8_t *bits = mem_alloc((size_t)(batch * width), 1);
+  memset(bits, 0x5a, (size_t)(batch * width));
+  Pair kept = twin_bytes(DT_U8, bits, batch * width);
+  free(bits);
+  return twin_view(kept, 0, 3, (const int64_t[]){1, batch, width});
 }
 
 static Draw make(const Case *c, uint64_t seed) {
@@ -133,6 +143,7 @@ static void compare(const char *name, Draw *x) {
   if (differ) print_message("       %d of %lld rows differ\n", differ, (long long)batch);
   twin_state.failures += differ > 0;
   if (sample_penalizes(x->p)) twin_compare_bytes(name, x->bits);
+  if (x->kept.gpu.data) twin_compare_bytes(name, x->kept);
   free(token);
   free(logprob);
 }
@@ -143,9 +154,11 @@ static void agrees(void **state) {
   int failures = 0;
   for (int i = 0; i < N_CASES; i++) {
     Draw x = make(cases + i, (uint64_t)i + 1);
+    Pair kept = make_kept(cases[i].batch, cases[i].v);
     for (int k = 0; k < N_PARAMS; k++) {
       char name[128];
       x.p = params[k];
+      x.kept = x.p.greedy ? twin_absent() : kept;
       snprintf(name, sizeof name,
                "V %lld%s%s, temperature %g top_k %d top_p %g min_p %g penalty %g%s",
                (long long)cases[i].v, cases[i].ties ? " ties" : "", cases[i].ban ? " banned" : "",
@@ -217,6 +230,49 @@ static void u_picks_the_place(void **state) {
   twin_check("u picks the id at its place", wrong == 0);
   free(u);
   free(none);
+  twin_done();
+}
+
+static Tensor on(int gpu, Pair p) { return gpu ? p.gpu : p.cpu; }
+
+/* Steps in one buffer, the number of the step on the device. */
+static void kept_of_a_step(void **state) {
+  (void)state;
+  twins();
+  Draw x = make(&(Case){7, 1001, 2, false, true}, 5);
+  Pair steps = twin_view(make_kept(3 * 7, 1001), 0, 3, (const int64_t[]){3, 7, 126});
+  Pair step = twin_ints((const int32_t[]){2}, 1);
+  x.p = (SampleParams){.temperature = 1, .top_k = 20, .top_p = 0.9F};
+  for (int gpu = 0; gpu < 2; gpu++) {
+    const Ops *o = gpu ? twin_state.gpu_ops : twin_state.cpu_ops;
+    Device *d = gpu ? twin_state.gpu : twin_state.cpu;
+    o->sample(d, on(gpu, x.logits), x.p, on(gpu, x.u), on(gpu, x.banned), (SeenTokens){0},
+              (KeptTokens){on(gpu, steps), on(gpu, step)}, on(gpu, x.token), on(gpu, x.logprob));
+  }
+  twin_compare_bytes("bits of step 2, the others untouched", steps);
+  twin_done();
+}
+
+static void only_what_is_kept(void **state) {
+  (void)state;
+  Twins *t = twins();
+  static const int64_t sizes[] = {1, 7, 8, 37, 1000, 32000, 50257};
+  for (int i = 0; i < 7; i++) {
+    int64_t v = sizes[i], rows = 33, width = (v + 7) / 8;
+    uint8_t *bits = mem_alloc((size_t)(rows * width), 1);
+    for (int64_t j = 0; j < rows * width; j++)
+      bits[j] = (uint8_t)rng_block(8, (uint64_t)v, (uint64_t)j).v[0];
+    Pair b = twin_bytes(DT_U8, bits, rows * width), x = twin_random(DT_F32, 3, 1, 2, rows, v);
+    b = twin_view(b, 0, 2, (const int64_t[]){rows, width});
+    t->cpu_ops->keep_only(t->cpu, b.cpu, x.cpu);
+    t->gpu_ops->keep_only(t->gpu, b.gpu, x.gpu);
+    twin_compare_bytes("keep_only", x);
+    free(bits);
+    int failures = t->failures;
+    t->failures = 0;
+    twin_release();
+    t->failures += failures;
+  }
   twin_done();
 }
 
@@ -312,6 +368,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(agrees),
     cmocka_unit_test(extremes),
     cmocka_unit_test(u_picks_the_place),
+    cmocka_unit_test(kept_of_a_step),
+    cmocka_unit_test(only_what_is_kept),
     cmocka_unit_test(draws_follow_the_filtered_softmax),
     cmocka_unit_test(rates),
 };

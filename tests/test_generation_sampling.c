@@ -59,9 +59,10 @@ static void test_logprobs_are_the_forwards(void **state) {
 }
 
 /* With filters, a penalty or a ban the log-probability is of the distribution drawn from: all of it
- * once more here, from the logits of the full forward over seq, whose token `at` was drawn. */
+ * once more here, from the logits of the full forward over seq, whose token `at` was drawn, and so
+ * are the ids that it was drawn from. */
 static double drawn_logprob(float *x, int vocab, const GenParams *p, const TokenList *seq, int at,
-                            bool ban) {
+                            bool ban, const uint8_t *kept) {
   const SampleParams *s = &p->sample;
   double sum = 0, z = (double)s->temperature, best = -INFINITY;
   bool had[97] = {false};
@@ -77,7 +78,9 @@ static double drawn_logprob(float *x, int vocab, const GenParams *p, const Token
     int rank = 0; /* logits that come before this one */
     for (int i = 0; i < vocab; i++) rank += x[i] > x[j];
     double w = exp(((double)x[j] - best) / z);
-    if ((rank < s->top_k || s->top_k == 0) && w >= (double)s->min_p) sum += w;
+    bool keep = (rank < s->top_k || s->top_k == 0) && w >= (double)s->min_p && w > 0;
+    if (kept) assert_int_equal(kept[j / 8] >> j % 8 & 1, keep);
+    if (keep) sum += w;
   }
   return ((double)x[seq->v[at]] - best) / z - log(sum);
 }
@@ -89,10 +92,11 @@ static void expect_drawn(World *w, const GenParams *p, const GenRequest *req) {
     int32_t offsets[] = {0, seq.n}, rows[NEW];
     float *logits = mem_alloc(NEW * 97, sizeof *logits);
     for (int t = 0; t < out[i].n; t++) rows[t] = req[i].prompt_len + t - 1;
+    assert_true(!p->keep == !out[i].kept);
     model_logits(w->model, (Batch){1, offsets, seq.v}, out[i].n, rows, logits);
     for (int t = 0; t < out[i].n; t++) {
       double want = drawn_logprob(logits + (ptrdiff_t)t * 97, 97, p, &seq, req[i].prompt_len + t,
-                                  t < p->min_new_tokens);
+                                  t < p->min_new_tokens, out[i].kept ? out[i].kept + t * 13 : NULL);
       if (!(fabs((double)out[i].logprobs[t] - want) < 1e-5))
         fail_msg("request %d, token %d: %.9g, expected %.9g", i, t, (double)out[i].logprobs[t],
                  want);
@@ -115,6 +119,7 @@ static void test_filtered_logprobs(void **state) {
     if (k >= 2) p.sample.repetition_penalty = k == 2 ? 0.6f : 1.7f;
     p.n_eos = 1, p.eos_ids[0] = 42, p.min_new_tokens = k == 3 ? 0 : 10;
     if (k >= 3) p.look = 8, p.max_batch = 7, p.max_kv_tokens = 300;
+    p.keep = k != 1;
     expect_drawn(&w, &p, req);
   }
   free_requests(req, N);
@@ -352,6 +357,9 @@ static void test_refusals(void **state) {
   p = sampled(1);
   p.sample.top_p = 0;
   refuse(&w, p, good, "top_p");
+  p = sampled(1);
+  p.keep = p.sample.greedy = true;
+  refuse(&w, p, good, "keep with greedy");
   p = sampled(1);
   p.sample.min_p = 1.5f;
   refuse(&w, p, good, "min_p is 1.5; expected 0 to 1");

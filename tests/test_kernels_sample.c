@@ -6,13 +6,20 @@
 enum { DRAWS = 20000, BATCH = 50 };
 
 static SeenTokens none_seen(void) { return (SeenTokens){0}; }
+static KeptTokens none_kept(void) { return (KeptTokens){0}; }
 
-/* Counts of what was drawn; each draw's log-probability must be that of `prob`. Every row has its
- * own bits, from the last slot down. */
+/* The bits say of each id whether it has a probability. */
+static void check_bits(const uint8_t *bits, const double *prob) {
+  for (int j = 0; j < SAMPLE_W * 8; j++)
+    assert_int_equal(bits[j / 8] >> j % 8 & 1, j < SAMPLE_V && prob[j] > 0);
+}
+
+/* Counts of what was drawn; each draw's log-probability must be that of `prob`, and what was kept
+ * its ids. Every row has its own bits, from the last slot down. */
 static void count_draws(Device *d, const SampleCase *c, uint64_t seed, const double *prob,
                         int *count) {
   float *logits = mem_alloc((size_t)BATCH * SAMPLE_V, sizeof(float)), u[BATCH], lp[BATCH];
-  uint8_t banned[SAMPLE_V], bits[BATCH][SAMPLE_W];
+  uint8_t banned[SAMPLE_V], bits[BATCH][SAMPLE_W], kept[3][BATCH][SAMPLE_W];
   int32_t token[BATCH], slot[BATCH], newest[BATCH];
   for (int j = 0; j < SAMPLE_V; j++) banned[j] = sample_banned(j);
   for (int b = 0; b < BATCH; b++) {
@@ -22,6 +29,8 @@ static void count_draws(Device *d, const SampleCase *c, uint64_t seed, const dou
   }
   SeenTokens seen = {tensor_2d(bits, DT_U8, BATCH, SAMPLE_W), i32_1d(slot, BATCH),
                      i32_1d(newest, BATCH)};
+  int32_t step = 0;
+  KeptTokens keep = {tensor_3d(kept, DT_U8, 3, BATCH, SAMPLE_W), i32_1d(&step, 1)};
   memset(count, 0, SAMPLE_V * sizeof *count);
   for (int i = 0; i < DRAWS; i += BATCH) {
     for (int b = 0; b < BATCH; b++) {
@@ -30,7 +39,9 @@ static void count_draws(Device *d, const SampleCase *c, uint64_t seed, const dou
     }
     Tensor bans = c->ban ? tensor_1d(banned, DT_U8, SAMPLE_V) : absent();
     device_ops(d)->sample(d, f32_2d(logits, BATCH, SAMPLE_V), c->p, f32_1d(u, BATCH), bans, seen,
-                          i32_1d(token, BATCH), f32_1d(lp, BATCH));
+                          keep, i32_1d(token, BATCH), f32_1d(lp, BATCH));
+    for (int b = 0; b < BATCH; b++) check_bits(kept[step][b], prob);
+    step = (step + 1) % 3;
     for (int b = 0; b < BATCH; b++) {
       assert_in_range(token[b], 0, SAMPLE_V - 1);
       if (prob[token[b]] <= 0) fail_msg("id %d was filtered out, yet drawn", token[b]);
@@ -97,7 +108,7 @@ static void repetition_penalty(void **state) {
     for (int j = 0; j < IDS; j++) x[b][j] = j == 5 ? 3 : j == 7 ? 2 : j == 10 ? -1 : 0;
   SeenTokens seen = {tensor_2d(bits, DT_U8, 3, WIDTH), i32_1d(slot, ROWS), i32_1d(newest, ROWS)};
   SampleParams p = {.greedy = true, .repetition_penalty = 2};
-  device_ops(d)->sample(d, f32_2d(&x[0][0], ROWS, IDS), p, absent(), absent(), seen,
+  device_ops(d)->sample(d, f32_2d(&x[0][0], ROWS, IDS), p, absent(), absent(), seen, none_kept(),
                         i32_1d(token, ROWS), f32_1d(lp, ROWS));
   static const int32_t want[ROWS] = {5, 5, 5, 7}; /* all halved; none; others; 3 / 2 below 2 */
   assert_memory_equal(token, want, sizeof want);
@@ -108,6 +119,49 @@ static void repetition_penalty(void **state) {
   for (int b = 0; b < ROWS; b++) assert_true(fabs((double)lp[b] - best[b] + log(all[b])) < 1e-6);
   static const uint8_t after[3][WIDTH] = {{0x01, 0x02}, {0x20, 0}, {0xff, 0x07}};
   assert_memory_equal(bits, after, sizeof after);
+  device_close(d);
+}
+
+/* What keep_only leaves has the log-softmax, entropy and gradient of a smaller vocabulary. */
+static void only_what_is_kept(void **state) {
+  (void)state;
+  enum { R = 5, V = 29, W = 4 };
+  Device *d = open_cpu(2);
+  float *x = random_floats(6, R * V, 2), lp[R], lse[R], entropy[R], one[R], none[R] = {0};
+  float *dx = filled_floats(R * V, NAN);
+  uint8_t bits[R][W] = {{0}};
+  int32_t target[R];
+  double want[R] = {0}, h[R] = {0}, p[R][V];
+  for (int r = 0; r < R; r++) {
+    double sum = 0;
+    target[r] = 3 + 5 * r;
+    one[r] = 1;
+    for (int j = 0; j < V; j++) {
+      bool keep = r == 0 || j == target[r] || (j * 7 + r) % 3 == 0; /* row 0: all */
+      bits[r][j / 8] |= (uint8_t)(keep << j % 8);
+      sum += p[r][j] = keep ? exp((double)x[r * V + j] / 0.7) : 0;
+    }
+    for (int j = 0; j < V; j++) p[r][j] /= sum;
+    for (int j = 0; j < V; j++) h[r] -= p[r][j] > 0 ? p[r][j] * log(p[r][j]) : 0;
+    want[r] = log(p[r][target[r]]);
+  }
+  const Ops *o = device_ops(d);
+  Tensor logits = f32_2d(x, R, V), targets = i32_1d(target, R);
+  o->keep_only(d, tensor_2d(bits, DT_U8, R, W), logits);
+  o->logprob_fwd(d, logits, targets, 1 / 0.7F, f32_1d(lp, R), f32_1d(lse, R), f32_1d(entropy, R));
+  for (int r = 0; r < R; r++) /* float sums of some 20 numbers */
+    assert_true(fabs((double)lp[r] - want[r]) < 4e-6 && fabs((double)entropy[r] - h[r]) < 4e-6);
+  for (int k = 0; k < 2; k++) { /* of the log-probability, of the entropy */
+    o->logprob_bwd(d, logits, targets, 1 / 0.7F, f32_1d(lse, R), f32_1d(entropy, R),
+                   f32_1d(k ? none : one, R), f32_1d(k ? one : none, R), f32_2d(dx, R, V));
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < V; j++) {
+        double q = p[r][j], dz = k ? q > 0 ? -q * (log(q) + h[r]) : 0 : (j == target[r]) - q;
+        assert_true(fabs((double)dx[r * V + j] - dz / 0.7) < 4e-6);
+      }
+  }
+  free(x);
+  free(dx);
   device_close(d);
 }
 
@@ -128,7 +182,7 @@ static void large_vocabulary(void **state) {
       float u = (float)rng_uniform(5, (uint64_t)i, (uint64_t)k), lp;
       int32_t token;
       device_ops(d)->sample(d, f32_2d(x, 1, LARGE), p, f32_1d(&u, 1), absent(), none_seen(),
-                            i32_1d(&token, 1), f32_1d(&lp, 1));
+                            none_kept(), i32_1d(&token, 1), f32_1d(&lp, 1));
       /* Everything above the drawn token must weigh less than top_p, and number less than top_k. */
       double above = 0, all = 0;
       int before = 0;
@@ -162,7 +216,7 @@ static void u_picks_the_place(void **state) {
     float u = ((float)i + 0.5F) / LARGE, lp;
     int32_t token;
     device_ops(d)->sample(d, f32_2d(x, 1, LARGE), p, f32_1d(&u, 1), absent(), none_seen(),
-                          i32_1d(&token, 1), f32_1d(&lp, 1));
+                          none_kept(), i32_1d(&token, 1), f32_1d(&lp, 1));
     assert_int_equal(token, i);
   }
   free(x);
@@ -183,7 +237,7 @@ static void ties_at_the_edge(void **state) {
       float u = ((float)k + 0.5F) / 200, lp;
       int32_t token;
       device_ops(d)->sample(d, f32_2d(x, 1, 6), params[i], f32_1d(&u, 1), absent(), none_seen(),
-                            i32_1d(&token, 1), f32_1d(&lp, 1));
+                            none_kept(), i32_1d(&token, 1), f32_1d(&lp, 1));
       assert_in_range(token, 1, 3);
       double want = (double)x[token] - log(heavy + 2 * light);
       assert_true(fabs((double)lp - want) < 1e-6); /* a few float roundings */
@@ -198,8 +252,8 @@ static void greedy(void **state) {
   uint8_t banned[4] = {0, 1, 0, 0};
   int32_t token[3];
   SampleParams p = {.greedy = true};
-  device_ops(d)->sample(d, f32_2d(x, 3, 4), p, absent(), absent(), none_seen(), i32_1d(token, 3),
-                        f32_1d(lp, 3));
+  device_ops(d)->sample(d, f32_2d(x, 3, 4), p, absent(), absent(), none_seen(), none_kept(),
+                        i32_1d(token, 3), f32_1d(lp, 3));
   assert_int_equal(token[0], 1); /* ties to the lowest id */
   assert_int_equal(token[1], 0);
   assert_int_equal(token[2], 3);
@@ -207,7 +261,7 @@ static void greedy(void **state) {
   double want = 3 - log(exp(1) + exp(3) + exp(2) + exp(3));
   assert_true(fabs((double)lp[0] - want) < 1e-6);
   device_ops(d)->sample(d, f32_2d(x, 3, 4), p, absent(), tensor_1d(banned, DT_U8, 4), none_seen(),
-                        i32_1d(token, 3), f32_1d(lp, 3));
+                        none_kept(), i32_1d(token, 3), f32_1d(lp, 3));
   assert_int_equal(token[0], 3);
   assert_true(fabs((double)lp[0] - want) < 1e-6); /* still of the whole softmax */
   device_close(d);
@@ -225,7 +279,7 @@ static void extremes(void **state) {
       float u = us[i];
       int32_t token;
       device_ops(d)->sample(d, f32_2d(x, 1, 4), p, f32_1d(&u, 1), absent(), none_seen(),
-                            i32_1d(&token, 1), f32_1d(&lp, 1));
+                            none_kept(), i32_1d(&token, 1), f32_1d(&lp, 1));
       assert_int_equal(token, 2);
       assert_true(lp == 0);
     }
@@ -235,7 +289,7 @@ static void extremes(void **state) {
     int32_t token;
     SampleParams p = {1, filter ? 2 : 0, 1, false, 0, 1};
     device_ops(d)->sample(d, f32_2d(nan_row, 1, 4), p, f32_1d(&u, 1), tensor_1d(banned, DT_U8, 4),
-                          none_seen(), i32_1d(&token, 1), f32_1d(&lp, 1));
+                          none_seen(), none_kept(), i32_1d(&token, 1), f32_1d(&lp, 1));
     assert_true(token >= 1 && token < 4 && isnan(lp));
   }
   device_close(d);
@@ -245,6 +299,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(draws_follow_the_filtered_softmax),
     cmocka_unit_test(draws_do_not_follow_another),
     cmocka_unit_test(repetition_penalty),
+    cmocka_unit_test(only_what_is_kept),
     cmocka_unit_test(large_vocabulary),
     cmocka_unit_test(u_picks_the_place),
     cmocka_unit_test(ties_at_the_edge),

@@ -55,6 +55,8 @@ static void the_cache_is_whole_pages(void **state) {
   MemoryNeed more = memory_need(&s);
   s.penalty = true; /* a bit for every id */
   assert_int_equal(memory_need(&s).rollout - more.rollout, 64 * ((config.vocab_size + 7) / 8));
+  s.penalty = false, s.kept = true; /* as many on the CPU, where a burst is one step */
+  assert_int_equal(memory_need(&s).rollout - more.rollout, 64 * ((config.vocab_size + 7) / 8));
   s.rollout_rows = 0;
   assert_int_equal(memory_need(&s).rollout, 0);
   /* keys and values of 3 layers, 2 heads of 16 */

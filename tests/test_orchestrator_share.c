@@ -5,12 +5,13 @@
 #include "orchestrator/orchestrator.h"
 #include "tests/test.h"
 
-enum { MAX_SEQS = 13, MAX_LEN = 40 };
+enum { MAX_SEQS = 13, MAX_LEN = 40, WIDTH = 5 };
 
 /* Everything about request g is a function of g, so each rank can make its own part and knows what
  * the others must have sent. */
 static int prompt_len(int g) { return 1 + g % 5; }
 static int response_len(int g) { return (g * 7) % 11; } /* 0 included: an empty answer */
+static uint8_t kept_at(int g, int t, int i) { return (uint8_t)(g * 31 + t * 7 + i); }
 static int32_t token_at(int g, int t) { return g * 100 + t; }
 static float logprob_at(int g, int t) { return -0.25f * (float)(g + 1) - (float)t; }
 
@@ -38,6 +39,8 @@ static Case *case_create(int n) {
     r->ended = g % 2 == 1;
     r->tokens = mem_alloc((size_t)r->n, sizeof *r->tokens);
     r->logprobs = mem_alloc((size_t)r->n, sizeof *r->logprobs);
+    r->kept = mem_alloc((size_t)r->n, WIDTH);
+    for (int k = 0; k < r->n * WIDTH; k++) r->kept[k] = kept_at(g, k / WIDTH, k % WIDTH);
     for (int t = 0; t < r->n; t++) {
       r->tokens[t] = token_at(g, prompt_len(g) + t);
       r->logprobs[t] = logprob_at(g, t);
@@ -69,6 +72,16 @@ static void check_rollout(const Case *c, const Rollout *ro) {
   }
 }
 
+static void check_kept(const Case *c, const Rollout *ro) {
+  assert_int_equal(ro->kept_width, WIDTH);
+  for (int g = 0; g < c->n; g++)
+    for (int t = 0; t < rollout_len(ro, g); t++)
+      for (int i = 0; i < WIDTH; i++) {
+        int at = ro->offsets[g] + t, k = t - prompt_len(g);
+        assert_int_equal(ro->kept[at * WIDTH + i], k < 0 ? 0 : kept_at(g, k, i));
+      }
+}
+
 static void shares_answers(void **state) {
   (void)state;
   int sizes[] = {MAX_SEQS, 4, 1}; /* 1: more ranks than requests */
@@ -76,6 +89,9 @@ static void shares_answers(void **state) {
     Case *c = case_create(sizes[i]);
     Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->mine);
     check_rollout(c, ro);
+    assert_null(ro->kept);
+    rollout_share_kept(c->grid->all, ro, c->mine, WIDTH);
+    check_kept(c, ro);
     rollout_free(ro);
     case_free(c);
   }

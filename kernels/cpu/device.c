@@ -39,6 +39,7 @@ static const Ops cpu_ops = {
     .gather_rows = cpu_gather_rows,
     .scatter_add_rows = cpu_scatter_add_rows,
     .sample = cpu_sample,
+    .keep_only = cpu_keep_only,
     .adamw = cpu_adamw,
     .sum_squares = cpu_sum_squares,
     .axpy = cpu_axpy,

@@ -164,7 +164,14 @@ static int32_t draw(const Row *r, double u, double *sum) {
   return row_argmax(r); /* only where weights are NaN */
 }
 
-static void sample_row(Row *r, SampleParams p, double u, int32_t *token, float *logprob) {
+static void write_bits(const Row *r, uint8_t *bits) {
+  memset(bits, 0, (size_t)(r->v + 7) / 8);
+  for (int64_t j = 0; j < r->v; j++) bits[j / 8] |= (uint8_t)((r->weight[j] > 0) << j % 8);
+}
+
+/* bits may be NULL. */
+static void sample_row(Row *r, SampleParams p, double u, uint8_t *bits, int32_t *token,
+                       float *logprob) {
   if (p.greedy) {
     *token = row_argmax(r);
     *logprob = (float)((double)r->logits[*token] - log_sum_exp(r->logits, r->v));
@@ -173,6 +180,7 @@ static void sample_row(Row *r, SampleParams p, double u, int32_t *token, float *
   double sum;
   fill_weights(r);
   if (p.top_k > 0 || p.top_p < 1 || p.min_p > 0) filter_weights(r, p);
+  if (bits) write_bits(r, bits);
   *token = draw(r, u, &sum);
   float z = r->logits[*token] * r->inv_temp - r->max;
   *logprob = (float)((double)z - log(sum));
@@ -200,13 +208,40 @@ static bool seen_fits(SeenTokens s, int64_t batch, int64_t v) {
          is_i32_1d(s.slot_B, batch) && is_i32_1d(s.newest_B, batch);
 }
 
+/* ---- which ids were kept ---- */
+
+/* The bits of row 0; NULL: nobody asks. */
+static uint8_t *kept_bits(KeptTokens k, int64_t batch, int64_t v) {
+  Tensor t = k.bits_TBW;
+  if (!t.data) return NULL;
+  require(t.dtype == DT_U8 && t.ndim == 3 && t.dim[1] == batch && t.dim[2] == (v + 7) / 8);
+  int32_t step = k.step_1.data ? *tensor_i32(k.step_1) : 0;
+  if (step < 0 || step >= t.dim[0]) die("step %d of %lld", step, (long long)t.dim[0]);
+  return (uint8_t *)t.data + step * t.dim[1] * t.dim[2];
+}
+
+void cpu_keep_only(Device *d, Tensor bits_RW, Tensor logits_RV) {
+  int64_t r = logits_RV.dim[0], v = logits_RV.dim[1], w = (v + 7) / 8;
+  require(is_f32(logits_RV, 2) && bits_RW.dtype == DT_U8 && bits_RW.ndim == 2);
+  require(bits_RW.dim[0] == r && bits_RW.dim[1] == w);
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (r * v >= PARALLEL_MIN)
+  for (int64_t i = 0; i < r; i++) {
+    const uint8_t *bits = (const uint8_t *)bits_RW.data + i * w;
+    float *x = tensor_f32(logits_RV) + i * v;
+    for (int64_t j = 0; j < v; j++)
+      if (!(bits[j / 8] >> j % 8 & 1)) x[j] = -INFINITY;
+  }
+}
+
 void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                SeenTokens seen, Tensor token_B, Tensor logprob_B) {
+                SeenTokens seen, KeptTokens kept, Tensor token_B, Tensor logprob_B) {
   int64_t batch = logits_BV.dim[0], v = logits_BV.dim[1];
   require(is_f32(logits_BV, 2) && is_i32_1d(token_B, batch) && is_f32_1d(logprob_B, batch));
   require(p.greedy || (is_f32_1d(u_B, batch) && p.temperature > 0 && p.top_p > 0));
   require(p.min_p >= 0 && p.min_p <= 1 && p.repetition_penalty >= 0);
   require(!banned_V.data || (banned_V.dtype == DT_U8 && tensor_numel(banned_V) == v));
+  uint8_t *bits = kept_bits(kept, batch, v);
+  require(!(bits && p.greedy));
   require(v > 0 && (!sample_penalizes(p) || seen_fits(seen, batch, v)));
 #pragma omp parallel num_threads(d->threads) if (batch * v >= PARALLEL_MIN)
   {
@@ -221,7 +256,8 @@ void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor 
         r.logits = penalized;
       }
       double u = p.greedy ? 0 : (double)tensor_f32(u_B)[b];
-      sample_row(&r, p, u, tensor_i32(token_B) + b, tensor_f32(logprob_B) + b);
+      sample_row(&r, p, u, bits ? bits + b * ((v + 7) / 8) : NULL, tensor_i32(token_B) + b,
+                 tensor_f32(logprob_B) + b);
     }
     free(r.weight);
     free(penalized);

@@ -32,6 +32,7 @@ const Ops cuda_ops = {
     .gather_rows = cuda_gather_rows,
     .scatter_add_rows = cuda_scatter_add_rows,
     .sample = cuda_sample,
+    .keep_only = cuda_keep_only,
     .adamw = cuda_adamw,
     .sum_squares = cuda_sum_squares,
     .axpy = cuda_axpy,

@@ -49,7 +49,8 @@ void cuda_logprob_fwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_te
 void cuda_logprob_bwd(Device *d, Tensor logits_RV, Tensor target_R, float inv_temp, Tensor lse_R,
                       Tensor entropy_R, Tensor dlogprob_R, Tensor dentropy_R, Tensor dlogits_RV);
 void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                 SeenTokens seen, Tensor token_B, Tensor logprob_B);
+                 SeenTokens seen, KeptTokens kept, Tensor token_B, Tensor logprob_B);
+void cuda_keep_only(Device *d, Tensor bits_RW, Tensor logits_RV);
 void cuda_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO);
 void cuda_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v, Tensor out);
 double cuda_sum_squares(Device *d, Tensor x);

@@ -225,6 +225,21 @@ __device__ inline void filter_weights(Row<PACKS> &r, float heaviest) {
   });
 }
 
+/* Two lanes have a byte's ids between them. */
+template <int PACKS>
+__device__ inline void write_kept(Row<PACKS> &r, int64_t b, int64_t batch) {
+  int step = r.a.step ? *r.a.step : 0;
+  int64_t width = (r.a.v + 7) / 8;
+  if (step < 0 || step >= r.a.steps) __trap();
+  uint8_t *bits = r.a.kept + (step * batch + b) * width;
+  each_pack(r, [&](int i, float4 &w) {
+    int id = r.id(i);
+    unsigned four = (w.x > 0) | (w.y > 0) << 1 | (w.z > 0) << 2 | (w.w > 0) << 3;
+    four |= __shfl_down_sync(0xffffffffu, four, 1) << 4;
+    if (r.lane % 2 == 0 && id < static_cast<int>(r.a.v)) bits[id / 8] = static_cast<uint8_t>(four);
+  });
+}
+
 template <int PACKS>
 __device__ inline void find_seen(Row<PACKS> &r, int64_t b) {
   int slot = r.a.seen ? r.a.slot[b] : -1;
@@ -266,6 +281,7 @@ __global__ __launch_bounds__(THREADS,
   fill_weights(r, max, a.p.greedy ? nullptr : a.banned);
   if (!a.p.greedy && (a.p.top_k > 0 || a.p.top_p < 1 || a.p.min_p > 0))
     filter_weights(r, exp_f32(fmaf(best, a.inv_temp, -max)));
+  if (a.kept) write_kept(r, b, gridDim.x / static_cast<unsigned>(a.cluster));
   double sum = add_up(r, weight);
   if (!a.p.greedy) {
     int32_t drawn = place_of(r, static_cast<double>(a.u[b]) * sum, weight);
@@ -321,10 +337,40 @@ void give_seen(Sample *a, SeenTokens s, int64_t batch) {
   a->newest = cuda_data<const int32_t>(s.newest_B);
 }
 
+void give_kept(Sample *a, KeptTokens k, int64_t batch) {
+  Tensor bits = k.bits_TBW;
+  require(!a->p.greedy && bits.dtype == DT_U8 && bits.ndim == 3 && bits.dim[1] == batch);
+  require(bits.dim[2] == (a->v + 7) / 8 && bits.dim[0] <= INT32_MAX);
+  a->kept = cuda_data<uint8_t>(bits);
+  a->step = cuda_data<const int32_t>(k.step_1);
+  a->steps = static_cast<int>(bits.dim[0]);
+}
+
+/* A thread has the eight ids of a byte. */
+__global__ void keep_only_kernel(int64_t v, int64_t bytes, const uint8_t *bits, float *logits) {
+  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  int64_t width = (v + 7) / 8, row = i / width, first = i % width * 8;
+  if (i >= bytes) return;
+  unsigned byte = bits[i];
+  float *x = logits + row * v + first;
+  for (int e = 0; e < 8; e++)
+    if (first + e < v && !(byte >> e & 1)) x[e] = -INFINITY;
+}
+
 }  // namespace
 
+void cuda_keep_only(Device *d, Tensor bits_RW, Tensor logits_RV) {
+  int64_t r = logits_RV.dim[0], v = logits_RV.dim[1], bytes = r * ((v + 7) / 8);
+  require(logits_RV.dtype == DT_F32 && logits_RV.ndim == 2 && bits_RW.dtype == DT_U8);
+  require(bits_RW.ndim == 2 && bits_RW.dim[0] == r && tensor_numel(bits_RW) == bytes);
+  if (bytes == 0) return;
+  keep_only_kernel<<<static_cast<unsigned>(cuda_ceil(bytes, 256)), 256, 0, cuda_stream(d)>>>(
+      v, bytes, cuda_data<const uint8_t>(bits_RW), cuda_data<float>(logits_RV));
+  CUDA_LAUNCHED();
+}
+
 void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor banned_V,
-                 SeenTokens seen, Tensor token_B, Tensor logprob_B) {
+                 SeenTokens seen, KeptTokens kept, Tensor token_B, Tensor logprob_B) {
   int64_t batch = logits_BV.dim[0], v = logits_BV.dim[1];
   require(logits_BV.dtype == DT_F32 && logits_BV.ndim == 2 && is_row(token_B, DT_I32, batch));
   require(is_row(logprob_B, DT_F32, batch));
@@ -343,6 +389,7 @@ void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor
   a.u = cuda_data<const float>(u_B);
   a.banned = cuda_data<const uint8_t>(banned_V);
   if (sample_penalizes(p)) give_seen(&a, seen, batch);
+  if (kept.bits_TBW.data) give_kept(&a, kept, batch);
   a.token = cuda_data<int32_t>(token_B);
   a.logprob = cuda_data<float>(logprob_B);
   if (a.packs > MAX_PACKS)

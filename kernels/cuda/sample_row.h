@@ -22,6 +22,9 @@ struct Sample {
   uint8_t *seen;         /* [slots, seen_width] bits; NULL: no repetition penalty */
   int seen_width, slots;
   const int32_t *slot, *newest;
+  uint8_t *kept; /* [steps, B, (V + 7) / 8] bits; may be NULL */
+  const int32_t *step;
+  int steps;
   float4 *weights; /* [B, cluster, packs, THREADS]; only where registers do not hold them */
   int32_t *token;
   float *logprob;
