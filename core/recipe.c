@@ -92,10 +92,18 @@ bool recipe_renormalizes(const Recipe *r) {
   return any && strcmp(r->rollout.filters, "renormalize") == 0;
 }
 
+bool recipe_rollout_rounds(const Recipe *r) {
+  const char *format = r->rollout.format;
+  if (strcmp(format, "int8") != 0 && strcmp(format, "fp8") != 0) return false;
+  bool trained = r->zeropp.stage == 3 && strcmp(r->zeropp.hpz, "on") != 0;
+  return !trained || strcmp(r->zeropp.qwz, format) != 0;
+}
+
 bool recipe_corrects_importance(const Recipe *r) {
   const char *keys[RECIPE_FILTERS];
   if (strcmp(r->ppo.importance, "auto") != 0) return strcmp(r->ppo.importance, "on") == 0;
-  return recipe_filters(r, keys) > 0 && strcmp(r->rollout.filters, "allow") == 0;
+  return (recipe_filters(r, keys) > 0 && strcmp(r->rollout.filters, "allow") == 0) ||
+         recipe_rollout_rounds(r);
 }
 
 const char *recipe_place(const Recipe *r, const char *key) {

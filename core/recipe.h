@@ -140,6 +140,8 @@ typedef struct Recipe {
         top_k, max_batch, page_size;
     double temperature, top_p, min_p, repetition_penalty;
     const char *filters; /* refuse|renormalize|allow: of the four above, in PPO */
+    const char *weights; /* auto|replica|tensor_parallel|stream */
+    const char *format;  /* auto|training|int8|fp8 */
   } rollout;
   struct {
     int64_t steps, epochs, minibatches;
@@ -219,6 +221,8 @@ enum { RECIPE_FILTERS = 4 };
 int recipe_filters(const Recipe *r, const char *keys[RECIPE_FILTERS]);
 /* Whether the update's log-probabilities are over what answers were drawn from. */
 bool recipe_renormalizes(const Recipe *r);
+/* Whether a rollout computes with other numbers than training does. */
+bool recipe_rollout_rounds(const Recipe *r);
 /* What ppo.importance comes to. */
 bool recipe_corrects_importance(const Recipe *r);
 /* "file:line:column" where a key was given, or "file (default)": for errors found later. Static

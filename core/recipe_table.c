@@ -206,6 +206,14 @@ static const RecipeRow rollout_rows[] = {
      .help = "decoded together on one rank; 0: as memory allows"},
     {"page_size", ROW_INT, AT(rollout.page_size), "16", SPAN(1, 4096), .unit = "tokens",
      .help = "of one page of the KV cache"},
+    {"weights", ROW_CHOICE, AT(rollout.weights), "auto", NONE,
+     .choices = "auto|replica|tensor_parallel|stream",
+     .help = "what a rank holds of the actor: all of it, some rows of each matrix (the ranks of a "
+             "node decode together), or one unit after the other in each step; auto: the first "
+             "that memory allows"},
+    {"format", ROW_CHOICE, AT(rollout.format), "auto", NONE, .choices = "auto|training|int8|fp8",
+     .help = "of the actor's matrices: as training computes with them, or in codes of a byte; "
+             "auto: training's codes where it has them (zeropp.qwz with hpz off or quantized)"},
 };
 
 static const RecipeRow ppo_rows[] = {

@@ -39,9 +39,10 @@ int check_all(Session *s, Error *err) {
     n += check_run_data(s, &found);
     n += check_run_rewards(s, &found);
   }
-  if (n == 0) n += check_run_memory(s, &found);
-  if (n > 0) error_set(err, "%s", found.msg);
-  return comm_agree(s->grid->all, n > 0 ? -1 : 0, err);
+  Comm *all = s->grid->all;
+  int rc = comm_agree(all, n > 0 ? -1 : 0, &found);
+  if (rc == 0) rc = comm_agree(all, check_run_memory(s, &found) > 0 ? -1 : 0, &found);
+  return rc ? error_set(err, "%s", found.msg) : 0;
 }
 
 int check_run(const Recipe *r, FILE *out, Error *err) {

@@ -41,6 +41,36 @@ static PlannedStage plan_ppo(const Session *s) {
   return p;
 }
 
+/* What rollout.format comes to. */
+static WireKind chosen_format(const Session *s) {
+  const char *format = s->recipe->rollout.format;
+  ZeroPPConfig zero = session_zeropp(s);
+  WireKind given, trained = zeropp_rollout_format(&zero);
+  ZeroPPRollout asked = {.format = trained};
+  if (!rollout_format_parse(format, &given)) return given;
+  bool takes = !zeropp_rollout_check(s->device, &zero, asked, &(Error){""});
+  return takes ? trained : WIRE_F32; /* auto */
+}
+
+static int plan_rollout(Session *s, PlannedStage *p, uint64_t limit, Error *err) {
+  Error found = {""};
+  ZeroPPConfig zero = session_zeropp(s);
+  p->format = chosen_format(s);
+  if (rollout_weights_parse(s->recipe->rollout.weights, &p->weights)) {
+    double choice = memory_choose_weights(p, limit); /* of the rank that has least memory */
+    comm_all_reduce_f64(s->grid->all, &choice, 1, true);
+    p->weights = (RolloutWeights)choice;
+    if (p->weights != ROLLOUT_REPLICA)
+      log_info("rollout.weights auto: %s, as memory has no room for a replica",
+               rollout_weights_name(p->weights));
+  }
+  s->rollout_weights = p->weights;
+  s->rollout_format = p->format;
+  ZeroPPRollout asked = {.weights = p->weights, .format = p->format};
+  if (!zeropp_rollout_check(s->device, &zero, asked, &found)) return 0;
+  return check_note(err, "%s: %s", recipe_place(s->recipe, "rollout.format"), found.msg);
+}
+
 static PlannedStage plan_stage(const Session *s, StageKind kind) {
   PlannedStage p;
   switch (kind) {
@@ -111,6 +141,7 @@ int check_run_memory(Session *s, Error *err) {
     *p = plan_stage(s, r->stages[i]);
     n += check_batch(s, r->stages[i], p, err);
     if (p->rollout_rows == 0) continue;
+    n += plan_rollout(s, p, limit, err);
     int64_t rows = memory_fit_rows(p, limit);
     if (r->rollout.max_batch == 0 && rows > 0) p->rollout_rows = rows; /* as memory allows */
     s->kv_tokens = memory_kv_tokens(p);

@@ -94,6 +94,15 @@ int engine_open(Engine *e, const EngineOptions *o, Error *err);
     "--precision", OPT_TEXT, "NAME", "float32, bfloat16, or auto: bfloat16 on cuda",               \
         .dflt = "auto"                                                                             \
   }
+#define WEIGHTS_OPTIONS                                                                      \
+  {"--weights", OPT_TEXT, "HOW",                                                             \
+   "of several ranks in generation: replica, tensor_parallel or stream", .dflt = "replica"}, \
+  {                                                                                          \
+    "--format", OPT_TEXT, "NAME", "of matrices in generation: training, int8 or fp8",        \
+        .dflt = "training"                                                                   \
+  }
+/* Of WEIGHTS_OPTIONS; CLI_USAGE with a message. */
+CliResult args_weights(const Args *a, GenParams *p, Error *err);
 /* Of DEVICE_OPTIONS; CLI_USAGE with a message. */
 CliResult args_device(const Args *a, const char **device, const char **precision, Error *err);
 void engine_close(Engine *e);

@@ -56,7 +56,8 @@ const Command command_bench = {
     .max_operands = 1,
     .options =
         {{"--model", OPT_TEXT, "DIR|FILE", "config.json, or a folder with one", .dflt = NULL},
-         {"--modes", OPT_TEXT, "A,B,..", "these modes, in this order; train: instead of --stage",
+         {"--modes", OPT_TEXT, "A,B,..",
+          "these modes, in this order; train: instead of --stage; rollout: one",
           .dflt = "zeropp: all of them"},
          {"--ranks-per-node", OPT_INT, "N", "ranks of a node; 0: the ranks of a host", 0, 1 << 20,
           .dflt = "0"},
@@ -79,6 +80,7 @@ const Command command_bench = {
           1 << 16, .dflt = "0"},
          {"--look", OPT_INT, "N", "rollout: steps from one look of the host to the next; 0: auto",
           0, 1 << 16, .dflt = "0"},
+         WEIGHTS_OPTIONS,
          {"--micro-tokens", OPT_INT, "N", "ppo: tokens of a forward and backward", 1, 1 << 30,
           .dflt = "16384"},
          {"--largest", OPT_INT, "N", "comm: bytes from each rank to each other", 1, 1 << 30,

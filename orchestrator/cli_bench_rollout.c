@@ -14,6 +14,8 @@ typedef struct RolloutBench {
   const char *name;
   ModelConfig config;
   BenchRig rig;
+  GenParams kind;  /* of weights */
+  BenchMode *mode; /* of the engine; NULL: stage 3 alone */
   int prompts, length, response, rows, look, runs;
   bool eos;         /* lengths at random */
   int n;            /* this rank's prompts */
@@ -25,6 +27,8 @@ typedef struct RolloutBench {
 typedef struct RolloutFigures {
   double prompt_tokens, generated, drawn, steps, step_rows, cached;
   double all, prefill, decode, gather, peak;
+  double inter_bytes; /* from other nodes, of all ranks */
+  double least_busy;  /* of the rank that was: its share of `all` in which it ran steps */
 } RolloutFigures;
 
 /* ---- requests ---- */
@@ -56,6 +60,8 @@ static GenParams params(const RolloutBench *b, uint64_t step) {
                      .seed = 5,
                      .step = step,
                      .max_batch = b->rows ? b->rows : rows,
+                     .weights = b->kind.weights,
+                     .format = b->kind.format,
                      .look = b->look};
 }
 
@@ -63,11 +69,17 @@ static GenParams params(const RolloutBench *b, uint64_t step) {
 
 static RolloutFigures figures(const RolloutBench *b, const GenStats *s, double all) {
   double sum[] = {(double)s->prompt_tokens, (double)s->generated_tokens, (double)s->drawn_rows,
-                  (double)s->step_rows,     (double)s->cached_tokens,    (double)s->decode_steps};
-  double most[] = {all, s->prefill_seconds, s->decode_seconds, s->gather_seconds,
-                   (double)device_peak_bytes(b->rig.device)};
-  comm_all_reduce_f64(b->rig.grid->all, sum, 6, false);
-  comm_all_reduce_f64(b->rig.grid->all, most, 5, true);
+                  (double)s->step_rows,     (double)s->cached_tokens,    (double)s->decode_steps,
+                  (double)s->inter_bytes};
+  double idle = 1 - (s->prefill_seconds + s->decode_seconds + s->gather_seconds) / all;
+  double most[] = {all,
+                   s->prefill_seconds,
+                   s->decode_seconds,
+                   s->gather_seconds,
+                   (double)device_peak_bytes(b->rig.device),
+                   idle};
+  comm_all_reduce_f64(b->rig.grid->all, sum, 7, false);
+  comm_all_reduce_f64(b->rig.grid->all, most, 6, true);
   return (RolloutFigures){.prompt_tokens = sum[0],
                           .generated = sum[1],
                           .drawn = sum[2],
@@ -78,7 +90,9 @@ static RolloutFigures figures(const RolloutBench *b, const GenStats *s, double a
                           .prefill = most[1],
                           .decode = most[2],
                           .gather = most[3],
-                          .peak = most[4]};
+                          .peak = most[4],
+                          .inter_bytes = sum[6],
+                          .least_busy = 1 - most[5]};
 }
 
 static int roll_out(RolloutBench *b, Model *m, uint64_t step, RolloutFigures *f, Error *err) {
@@ -109,13 +123,26 @@ static int best_of_runs(RolloutBench *b, Model *m, RolloutFigures *best, Error *
 
 /* ---- the table ---- */
 
-/* What every step reads of the weights: of an embedding of its own only a few rows. */
+static ZeroPPConfig engine_of(const RolloutBench *b) {
+  ZeroPPConfig zero = {.stage = 3, .wire = b->rig.compute == DT_BF16 ? WIRE_BF16 : WIRE_F32};
+  if (b->mode) zero = b->mode->zero;
+  zero.compute = b->rig.compute;
+  return zero;
+}
+
+/* What every step of a rank reads of the weights: of an embedding of its own only a few rows, in
+ * tensor parallel a part, in codes a byte and a share of a scale (of those that are coded). */
 static double weight_bytes(const RolloutBench *b) {
   const ModelConfig *c = &b->config;
-  double params = (double)model_config_params(c, HEAD_LM);
-  double width = c->embed_dim ? c->embed_dim : c->hidden;
-  if (!c->tied_head) params -= width * c->vocab_size;
-  return params * (double)dtype_size(b->rig.compute);
+  ZeroPPConfig zero = engine_of(b);
+  double params = (double)model_config_params(c, HEAD_LM), size = (double)dtype_size(zero.compute);
+  double table = (double)(c->embed_dim ? c->embed_dim : c->hidden) * c->vocab_size;
+  double local = b->kind.weights == ROLLOUT_TENSOR_PARALLEL ? b->rig.grid->local : 1;
+  if (b->kind.format == WIRE_F32 || b->kind.weights == ROLLOUT_STREAM)
+    return (c->tied_head ? params : params - table) * size / local;
+  double held = (double)model_rollout_bytes(c, &zero, b->rig.grid->nodes, b->rig.grid->local,
+                                            b->kind.weights, b->kind.format);
+  return c->tied_head ? held - table * size * (1 - 1 / local) : held - table * size;
 }
 
 static double token_bytes(const RolloutBench *b) {
@@ -148,6 +175,9 @@ static void print_figures(const RolloutBench *b, const RolloutFigures *f, double
   }
   printf("%.3f s in all, gathering weights %.3f; %.2f GiB of a rank at most\n", f->all, f->gather,
          f->peak / gib);
+  if (b->rig.grid->world > 1)
+    printf("%.0f bytes from other nodes; the rank that waited most was busy for %.1f %%\n",
+           f->inter_bytes, 100 * f->least_busy);
 }
 
 static void print_head(const RolloutBench *b) {
@@ -156,21 +186,22 @@ static void print_head(const RolloutBench *b) {
   snprintf(lengths, sizeof lengths, b->eos ? "%d to %d at random" : "%d",
            b->eos ? SHORTEST : b->response, LONGEST);
   printf(
-      "%s, %.2f million parameters; %d prompts of %d tokens, answers of %s; %s, %s; a look every "
-      "%d steps\n",
+      "%s, %.2f million parameters; %d prompts of %d tokens, answers of %s; %s, %s; %s, matrices "
+      "%s; a look every %d steps\n",
       b->name, (double)model_config_params(&b->config, HEAD_LM) / 1e6, b->prompts, b->length,
       lengths, device_describe(b->rig.device), dtype_name(b->rig.compute),
+      rollout_weights_name(b->kind.weights),
+      b->kind.format == WIRE_F32    ? "full"
+      : b->kind.format == WIRE_INT8 ? "int8"
+                                    : "fp8",
       gen_look(&p, device_kind(b->rig.device)));
 }
 
 /* ---- the command ---- */
 
 static int measure(RolloutBench *b, Error *err) {
-  bool half = b->rig.compute == DT_BF16, root = b->rig.grid->rank == 0;
-  ModelOptions o = {
-      .head = HEAD_LM,
-      .seed = 1,
-      .zero = {.stage = 3, .wire = half ? WIRE_BF16 : WIRE_F32, .compute = b->rig.compute}};
+  bool root = b->rig.grid->rank == 0;
+  ModelOptions o = {.head = HEAD_LM, .seed = 1, .zero = engine_of(b)};
   Tokens drawn = tokens_draw(&b->config, b->prompts, b->prompts * b->length, 77);
   fill_requests(b, drawn.tokens);
   if (root) print_head(b);
@@ -188,6 +219,14 @@ static int measure(RolloutBench *b, Error *err) {
   return rc;
 }
 
+static CliResult read_mode(RolloutBench *b, const Args *a, Error *err) {
+  if (!args_given(a, "--modes")) return CLI_OK;
+  int n = bench_modes_parse(args_text(a, "--modes"), &b->mode, err);
+  if (n == 1) return CLI_OK;
+  if (n > 1) error_set(err, "--modes: found %d of them; rollout expects one", n);
+  return CLI_USAGE;
+}
+
 static CliResult read_args(RolloutBench *b, const Args *a, Error *err) {
   const char *lengths = args_word(a, "--lengths");
   b->prompts = (int)args_int(a, "--prompts");
@@ -196,6 +235,7 @@ static CliResult read_args(RolloutBench *b, const Args *a, Error *err) {
   b->rows = (int)args_int(a, "--rows");
   b->look = (int)args_int(a, "--look");
   b->runs = args_given(a, "--steps") ? (int)args_int(a, "--steps") : 1;
+  if (args_weights(a, &b->kind, err) || read_mode(b, a, err)) return CLI_USAGE;
   b->eos = strcmp(lengths, "eos") == 0;
   if (!b->eos && strcmp(lengths, "fixed") != 0) {
     error_set(err, "--lengths: found \"%s\"; expected fixed or eos", lengths);
@@ -221,5 +261,6 @@ CliResult bench_rollout(const Args *a, Error *err) {
   if (rc == CLI_OK && comm_agree(b.rig.grid->all, open_model(&b, a, err), err)) rc = CLI_FAILED;
   if (rc == CLI_OK && measure(&b, err)) rc = CLI_FAILED;
   bench_rig_close(&b.rig);
+  free(b.mode);
   return rc;
 }

@@ -230,12 +230,15 @@ static CliResult run_generate(const Args *a, Error *err) {
   Generation g = {.samples = (int)args_int(a, "--samples")};
   TokenizerNeed need = strcmp(input, "--tokens") ? TOKENIZER_NEEDED : TOKENIZER_IF_THERE;
   EngineOptions o = {.dir = args_text(a, "--model"), .head = HEAD_LM, .need = need};
-  if (args_device(a, &o.device, &o.precision, err)) return CLI_USAGE;
+  GenParams kind;
+  if (args_device(a, &o.device, &o.precision, err) || args_weights(a, &kind, err)) return CLI_USAGE;
   int rc = engine_open(&g.e, &o, err);
   if (!rc && args_given(a, "--chat"))
     rc = comm_agree(g.e.grid->all, open_chat(&g, args_text(a, "--model"), err), err);
   if (!rc) {
     g.params = params_from(a, model_config(g.e.model));
+    g.params.weights = kind.weights;
+    g.params.format = kind.format;
     rc = generate_all(&g, a, input, err);
   }
   chat_free(g.chat);
@@ -279,5 +282,6 @@ const Command command_generate = {
          {"--greedy", OPT_FLAG, NULL, "always the likeliest token", .dflt = NULL},
          {"--seed", OPT_INT, "N", "of sampling", 0, 9007199254740991.0, .dflt = "0"},
          {"--samples", OPT_INT, "N", "answers to each prompt", 1, 1000000, .dflt = "1"},
+         WEIGHTS_OPTIONS,
          DEVICE_OPTIONS},
     .run = run_generate};

@@ -155,6 +155,19 @@ static bool is_one_of(const char *word, const char *const *words) {
   return false;
 }
 
+CliResult args_weights(const Args *a, GenParams *p, Error *err) {
+  const char *weights = args_word(a, "--weights"), *format = args_word(a, "--format");
+  if (rollout_weights_parse(weights, &p->weights)) {
+    error_set(err, "--weights: found \"%s\"; expected replica, tensor_parallel or stream", weights);
+    return CLI_USAGE;
+  }
+  if (rollout_format_parse(format, &p->format)) {
+    error_set(err, "--format: found \"%s\"; expected training, int8 or fp8", format);
+    return CLI_USAGE;
+  }
+  return CLI_OK;
+}
+
 CliResult args_device(const Args *a, const char **device, const char **precision, Error *err) {
   static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
   static const char *const precisions[] = {"auto", "float32", "bfloat16", "fp32", NULL};

@@ -54,27 +54,33 @@ int64_t memory_kv_tokens(const PlannedStage *s) {
 }
 
 /* KV pages, one prefill, the logits of a decode step, and rows of bits: what the repetition penalty
- * looks at, and what a burst's draws were from. */
+ * looks at, and what a burst's draws were from. In tensor parallel a rank computes its rows of W
+ * for the tokens of its whole node: the prefills together are as large as one, if no prompt alone
+ * is larger, and logits come and go in pieces. */
 static uint64_t rollout_bytes(const PlannedStage *s) {
   if (s->rollout_rows == 0) return 0;
   const ModelConfig *c = s->model[0].config;
+  bool sliced = s->weights == ROLLOUT_TENSOR_PARALLEL;
   uint64_t per_token = 2 * (uint64_t)dtype_size(s->zero.compute) * (uint64_t)c->n_layers *
                        (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
-  int64_t chunk = gen_prefill_tokens(s->device);
-  int64_t prefill = max_i64(min_i64(chunk, s->rollout_rows * s->longest), s->longest);
+  int64_t chunk = gen_prefill_tokens(s->device), ranks = sliced ? s->local : 1;
+  int64_t prefill =
+      max_i64(min_i64(chunk, ranks * s->rollout_rows * s->longest), ranks * s->longest);
   uint64_t logits = (uint64_t)s->rollout_rows * (uint64_t)c->vocab_size * sizeof(float);
   uint64_t bits = (uint64_t)s->rollout_rows * (((uint64_t)c->vocab_size + 7) / 8);
   GenParams as_usual = {.look = 0};
   uint64_t rows = s->penalty + (s->kept ? (uint64_t)gen_look(&as_usual, s->device) : 0);
   PassPlan pass = pass_plan(s, false);
   pass.restricted = false; /* sampling filters */
-  return (uint64_t)memory_kv_tokens(s) * per_token + logits + bits * rows +
+  return (uint64_t)memory_kv_tokens(s) * per_token + logits * (sliced ? 3 : 1) + bits * rows +
          model_activation_bytes(c, HEAD_LM, prefill, pass);
 }
 
 static uint64_t replica_bytes(const PlannedStage *s) {
-  if (s->rollout_rows == 0 || s->nodes * s->local == 1) return 0;
-  return (uint64_t)model_config_params(s->model[0].config, HEAD_LM) * dtype_size(s->zero.compute);
+  if (s->rollout_rows == 0) return 0;
+  ZeroPPConfig zero = s->zero;
+  zero.trainable = s->model[0].trainable;
+  return model_rollout_bytes(s->model[0].config, &zero, s->nodes, s->local, s->weights, s->format);
 }
 
 MemoryNeed memory_need(const PlannedStage *s) {
@@ -113,6 +119,23 @@ int64_t memory_fit_micro(const PlannedStage *s, uint64_t limit) {
 int64_t memory_fit_rows(const PlannedStage *s, uint64_t limit) {
   PlannedStage t = *s;
   return largest_fit(&t, &t.rollout_rows, limit);
+}
+
+RolloutWeights memory_choose_weights(const PlannedStage *s, uint64_t limit) {
+  PlannedStage t = *s;
+  RolloutWeights best = ROLLOUT_REPLICA;
+  int64_t most = -1;
+  for (RolloutWeights w = ROLLOUT_REPLICA; w <= ROLLOUT_STREAM && most < s->rollout_rows; w++) {
+    bool same = w == ROLLOUT_TENSOR_PARALLEL ? s->local == 1 : s->nodes * s->local == 1;
+    if (w != ROLLOUT_REPLICA && (same || s->zero.stage < 3)) continue;
+    if (w == ROLLOUT_STREAM && s->format != zeropp_rollout_format(&s->zero)) continue;
+    t.weights = w;
+    int64_t rows = memory_fit_rows(&t, limit);
+    if (rows <= most) continue;
+    most = rows;
+    best = w;
+  }
+  return best;
 }
 
 void memory_choose_recompute(PlannedStage *s, uint64_t limit) {

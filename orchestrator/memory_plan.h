@@ -26,6 +26,8 @@ typedef struct PlannedStage {
   int64_t longest;      /* longest sequence: it runs even when it is longer than micro_tokens */
   int64_t batch_tokens; /* most tokens of one optimizer step: no micro-batch is larger */
   /* Rollout of model[0]; rows 0: none. */
+  RolloutWeights weights;
+  WireKind format;
   int64_t rollout_rows, page_size;
   bool penalty; /* of repetition, in the rollout */
   bool kept;    /* rows of bits of the ids that answers were drawn from */
@@ -35,7 +37,7 @@ typedef struct MemoryNeed { /* bytes, one rank */
   uint64_t weights, moments, gradients, ema, gathered;
   uint64_t activations;
   uint64_t rollout; /* KV cache and what a decode step takes */
-  uint64_t replica; /* the actor's whole weights, during the rollout */
+  uint64_t replica; /* the actor's weights as the rollout holds them */
   uint64_t arena;   /* of the phase that needs most of it */
   uint64_t total;
 } MemoryNeed;
@@ -47,6 +49,9 @@ MemoryNeed memory_need(const PlannedStage *s);
 /* Where the choice is by memory: the least recomputation with which the stage fits; full where none
  * does. */
 void memory_choose_recompute(PlannedStage *s, uint64_t limit);
+/* The kind of weights that lets the rollout have all its rows, or else most of them; the ones that
+ * talk least come first. */
+RolloutWeights memory_choose_weights(const PlannedStage *s, uint64_t limit);
 /* Tokens of KV cache that `rollout_rows` sequences of the longest length fill. */
 int64_t memory_kv_tokens(const PlannedStage *s);
 /* Largest micro_tokens, at most the stage's own, with which it fits; 0: none does. */

@@ -75,6 +75,13 @@ void prompt_set_free(PromptSet *s);
  * epoch). Pure, so that a resumed run needs only the position. */
 int32_t data_order(uint64_t seed, const char *what, int64_t i, int32_t n);
 
+/* ---- what a rollout's weights are called (rollout_words.c) ---- */
+/* replica, tensor_parallel, stream; training, int8, fp8. -1: another word; *out is then the first.
+ */
+int rollout_weights_parse(const char *word, RolloutWeights *out);
+const char *rollout_weights_name(RolloutWeights w);
+int rollout_format_parse(const char *word, WireKind *out);
+
 /* ---- sharing a rollout between ranks ---- */
 /* Request g belongs to rank g % world. Every rank knows all n requests and brings the results of
  * its own, in order; every rank leaves with the same rollout, in request order, whatever the number

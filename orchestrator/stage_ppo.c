@@ -91,7 +91,9 @@ static void set_parameters(Ppo *p) {
                        .keep = recipe_renormalizes(r),
                        .max_batch = (int)r->rollout.max_batch,
                        .page_size = (int)r->rollout.page_size,
-                       .max_kv_tokens = p->s->kv_tokens};
+                       .max_kv_tokens = p->s->kv_tokens,
+                       .weights = p->s->rollout_weights,
+                       .format = p->s->rollout_format};
   memcpy(p->gen.eos_ids, c->eos_ids, sizeof p->gen.eos_ids);
   if (p->gen.n_eos == 0 && tokenizer_eos(p->s->tokenizer) >= 0) {
     p->gen.eos_ids[p->gen.n_eos++] = tokenizer_eos(p->s->tokenizer);

@@ -60,13 +60,13 @@ int ppo_generate(Ppo *p, const PromptPick *pick, const GenParams *gen, Rollout *
   GenResult *result = mem_zalloc((size_t)n_own, sizeof *result);
   GenStats stats;
 
-  /* The replica that the answers come from: generate finds every unit full. */
+  /* What crosses nodes, and the weights that the answers come from: generate finds them there. */
   Phase before = report_phase(s->report, PH_REFRESH);
-  zeropp_gather_all(model_zero(p->actor));
+  model_rollout_begin(p->actor, gen->weights, gen->format);
   report_phase(s->report, before == PH_EVAL ? PH_EVAL : PH_ROLLOUT);
   int rc = generate(p->actor, gen, own, n_own, result, &stats, err);
   rc = comm_agree(s->grid->all, rc, err);
-  zeropp_release_all(model_zero(p->actor));
+  model_rollout_end(p->actor);
   if (rc == 0) {
     *out = rollout_share(s->grid->all, all, n, result);
     if (gen->keep)

@@ -34,7 +34,9 @@ typedef struct Session {
   int64_t longest[STAGE_PPO + 1];           /* tokens of the longest sequence of each stage */
   uint64_t arena_bytes[STAGE_PPO + 1];      /* of each stage, from the memory plan */
   RecomputeChoice recompute[STAGE_PPO + 1]; /* of each stage, from the memory plan */
-  int64_t kv_tokens;                        /* of the rollout's KV cache, from the memory plan */
+  RolloutWeights rollout_weights;           /* what the recipe and the memory plan come to */
+  WireKind rollout_format;
+  int64_t kv_tokens; /* of the rollout's KV cache, from the memory plan */
 
   /* train_run: */
   Report *report;

@@ -55,6 +55,11 @@ ok "a rollout of fixed lengths: 5 x 6 tokens by decoding in 6 steps of 8 rows" t
 ok "of 8 rows 5 draw" eval "grep -q ' 6 steps of 8.0 rows, 62.5 % of which draw' out"
 mpi 2 bench rollout --model tiny.json --prompts 5 --prompt-length 9 --lengths eos --device cpu
 ok "of random lengths, on two ranks" eval "grep -q '^decode ' out && grep -q 'copy rate' out"
+mpi 4 bench rollout --model tiny.json --prompts 5 --prompt-length 9 --response 7 --device cpu \
+  --ranks-per-node 2 --modes hpz --weights tensor_parallel
+ok "of slices, on two nodes: no bytes between them" eval \
+  "grep -q '^decode ' out && grep -q '^0 bytes from other nodes' out"
+refuses 2 'rollout expects one' bench rollout --model tiny.json --modes hpz,all
 
 bench 4 --ranks-per-node 2
 ok "a table with a row per mode" test "$rc" = 0 -a "$(grep -cE '^(zero3|qwz|hpz|qgz|all|all-ef|delta|auto) ' out)" = 8

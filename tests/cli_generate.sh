@@ -35,6 +35,11 @@ cp out alone
 mpi 2 generate --model "$model" --tokens many --greedy --max-new-tokens "$n"
 is "two ranks: the same tokens" "$(ids)" "$(ids alone)"
 
+mpi 2 generate --model "$model" --tokens many --greedy --max-new-tokens "$n" --weights tensor_parallel
+is "two ranks with half of each matrix: the same tokens" "$(ids)" "$(ids alone)"
+mpi 2 generate --model "$model" --tokens one --greedy --max-new-tokens 20 --weights stream
+is "weights unit by unit: the same tokens" "$(ids)" "$(echo "$answer" | cut -d, -f1-20)"
+
 # The prompt's text, whole, and the answer's text as it goes on.
 run generate --model "$model" --prompt 'Once upon a time' --greedy --max-new-tokens 8
 ok "a text prompt" grep -q '^{"prompt":"Once upon a time","text":", there was a' out
@@ -132,6 +137,8 @@ for line in '{"tokens": [1' '[1]' 'hello' '{"tokens": [1]} x' '{"tokens": [NaN]}
   run generate --model "$model" --tokens lines --greedy --max-new-tokens 3
   ok "refuses $line" grep -q '^rlhf: lines:2' err
 done
+refuses 2 'expected replica, tensor_parallel or stream' generate --model "$model" --tokens one --weights all
+refuses 2 'expected training, int8 or fp8' generate --model "$model" --tokens one --format int4
 refuses 1 'no-such' generate --model "$model" --tokens no-such
 refuses 1 "$tmp" generate --model "$model" --tokens "$tmp"
 refuses 1 'has no language-model head' generate --model "$shared/fixtures/llama-reward" --tokens one

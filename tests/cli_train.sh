@@ -173,6 +173,15 @@ done
 nodes() { train 4 nodes --set zeropp.ranks_per_node=2 && same_to 1e-5 one nodes && grep -q inter out; }
 ok "the same on 2 nodes of 2 ranks" nodes
 
+# What a rank holds of the actor in a rollout changes nothing but memory and what travels in a node.
+for weights in tensor_parallel stream; do
+  held() {
+    train 4 "$weights" --set zeropp.ranks_per_node=2 --set zeropp.hpz=on --set rollout.weights="$weights" &&
+      same_to 1e-5 one "$weights"
+  }
+  ok "the same with a rollout's weights as $weights" held
+done
+
 # What zeropp.refresh changes is bytes: dense and by delta are bit for bit the same run, and a step says what it sent.
 delta() { # RANKS RANKS-PER-NODE
   local sets="--set zeropp.ranks_per_node=$2 --set zeropp.wire=bfloat16 --set zeropp.hpz=on --set run.overwrite=true" key

@@ -133,7 +133,50 @@ static void ranks_share(void **state) {
   assert_int_equal(a.activations, b.activations);
 }
 
+/* With less and less memory: a replica, slices, nothing that stays. */
+static void weights_of_the_rollout(void **state) {
+  (void)state;
+  static const RolloutWeights order[] = {ROLLOUT_REPLICA, ROLLOUT_TENSOR_PARALLEL, ROLLOUT_STREAM};
+  PlannedStage s = ppo_stage();
+  s.local = 4;
+  s.micro_tokens = 1;
+  s.longest = 2; /* weights count, and not the cache */
+  s.rollout_rows = 2;
+  uint64_t before = UINT64_MAX;
+  for (int i = 0; i < 3; i++) {
+    s.weights = order[i];
+    MemoryNeed need = memory_need(&s);
+    assert_true(need.total < before);
+    before = need.total;
+    assert_int_equal(memory_choose_weights(&s, need.total), order[i]);
+    if (i < 2) assert_int_not_equal(memory_choose_weights(&s, need.total - 1), order[i]);
+  }
+  assert_int_equal(memory_choose_weights(&s, 1000), ROLLOUT_REPLICA); /* it is refused anyway */
+  s.local = 1;
+  assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_REPLICA); /* one rank has them all */
+  s.nodes = 4;
+  assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_STREAM); /* no slices in a node */
+  s.zero.stage = 1;
+  assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_REPLICA);
+
+  uint64_t lm = (uint64_t)model_config_params(&config, HEAD_LM) * 4;
+  s = ppo_stage();
+  assert_int_equal(memory_need(&s).replica, 0); /* masters are the weights */
+  s.local = 4;
+  assert_in_range(memory_need(&s).replica, lm, lm * 11 / 10);
+  s.weights = ROLLOUT_TENSOR_PARALLEL;
+  uint64_t embedding = (uint64_t)config.vocab_size * (uint64_t)config.hidden * 4;
+  uint64_t slices = embedding + (lm - embedding) / 4;
+  assert_in_range(memory_need(&s).replica, slices, slices * 12 / 10);
+  s.format = WIRE_INT8;
+  uint64_t codes = embedding + (lm - embedding) / 16;
+  assert_in_range(memory_need(&s).replica, codes, codes * 12 / 10);
+  s.weights = ROLLOUT_STREAM;
+  assert_int_equal(memory_need(&s).replica, 0);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(weights_of_the_rollout),
     cmocka_unit_test(weights_are_counted),
     cmocka_unit_test(the_cache_is_whole_pages),
     cmocka_unit_test(the_largest_that_fits_fits),
