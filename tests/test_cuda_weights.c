@@ -1,0 +1,193 @@
+/* Weights of a rollout on the GPU: whole, in slices, streamed; full or in codes. Ranks may share
+ * the GPU. Skips where there is none. ranks: 1 2
+ *
+ * F32: the CPU's tokens. BF16: log-probabilities as far as tokens agree with those of the same
+ * numbers held in full, where products are summed in another order and rounded to 2^-9. */
+#include <math.h>
+
+#include "generation/generation.h"
+#include "tests/family_test.h"
+
+enum { N = 20, NEW = 24, PROMPT = 40, VOCAB = 1000 };
+
+static struct {
+  Bench cpu, gpu;
+  int failures;
+} two;
+
+static void need_gpu(void) {
+  Error err = {""};
+  if (two.gpu.device) return;
+  two.gpu = bench_open_on(DEVICE_CUDA, &err);
+  if (!two.gpu.device) {
+    print_message("%s\n", err.msg);
+    skip();
+  }
+  two.cpu = bench_open();
+}
+
+static ModelConfig config(bool odd) {
+  return (ModelConfig){.family = "llama",
+                       .vocab_size = odd ? 997 : VOCAB,
+                       .hidden = odd ? 90 : 256,
+                       .n_layers = 3,
+                       .n_heads = 4,
+                       .n_kv_heads = 2,
+                       .head_dim = odd ? 18 : 64,
+                       .ffn = odd ? 131 : 704,
+                       .max_positions = 512,
+                       .norm_eps = 1e-5f,
+                       .rope_theta = 10000,
+                       .init_std = odd ? 0.1f : 0.06f,
+                       .bos_id = 1,
+                       .pad_id = -1};
+}
+
+static Model *make(Bench *b, bool odd, ZeroPPConfig zero) {
+  ModelConfig c = config(odd);
+  ModelOptions o = {.head = HEAD_LM, .trainable = true, .seed = 6, .zero = zero};
+  return tiny_model(b, b->grid, &c, &o);
+}
+
+static void fill(GenRequest *req, int32_t prompt[N][PROMPT]) {
+  for (int i = 0; i < N; i++) {
+    int len = 1 + i * 23 % PROMPT;
+    for (int t = 0; t < len; t++)
+      prompt[i][t] = (int32_t)(rng_block(3, (uint64_t)i, (uint64_t)t).v[0] % 997U);
+    req[i] = (GenRequest){.prompt = prompt[i], .prompt_len = len, .prompt_id = i};
+  }
+}
+
+static void run(Model *m, GenParams p, const GenRequest *req, int n, GenResult *out) {
+  Error err = {""};
+  if (generate(m, &p, req, n, out, NULL, &err)) fail_msg("%s", err.msg);
+}
+
+/* Largest difference of log-probabilities up to the first token that differs; *same: tokens. */
+static double difference(const GenResult *a, const GenResult *b, int n, int *same, int *all) {
+  double most = 0;
+  *same = *all = 0;
+  for (int i = 0; i < n; i++) {
+    *all += b[i].n;
+    for (int t = 0; t < a[i].n && t < b[i].n && a[i].tokens[t] == b[i].tokens[t]; t++, (*same)++)
+      most = fmax(most, fabs((double)a[i].logprobs[t] - (double)b[i].logprobs[t]));
+  }
+  return most;
+}
+
+static void expect_near(const char *what, const GenResult *a, const GenResult *b, int n,
+                        double bound, double share) {
+  int same, all;
+  double most = difference(a, b, n, &same, &all);
+  bool fine = most <= bound && same >= share * all;
+  print_message("%s%s: %d of %d tokens, log-probabilities differ by %.2e\n",
+                fine ? "" : "too far, ", what, same, all, most);
+  two.failures += !fine;
+}
+
+static void check_failures(void) {
+  int failures = two.failures;
+  two.failures = 0;
+  if (failures) fail_msg("%d comparisons failed; see above", failures);
+}
+
+static GenParams params(int look) {
+  return (GenParams){.sample = {.temperature = 1, .top_p = 1},
+                     .max_new_tokens = NEW,
+                     .n_eos = 1,
+                     .eos_ids = {7},
+                     .seed = 5,
+                     .max_batch = 9,
+                     .look = look};
+}
+
+static const RolloutWeights kinds[] = {ROLLOUT_REPLICA, ROLLOUT_TENSOR_PARALLEL, ROLLOUT_STREAM};
+static const char *const names[] = {"replica", "tensor parallel", "stream"};
+
+/* The last rank has fewer requests, which end earlier. */
+static int own_requests(const GenRequest *all, GenRequest *own) {
+  const Grid *g = two.gpu.grid;
+  int n = 0;
+  for (int i = 0; i < N; i++)
+    if (i % 5 == 0 ? g->rank == g->world - 1 : i % g->world == 0 && g->rank == 0) own[n++] = all[i];
+  return n;
+}
+
+static void float_tokens(void **state) {
+  (void)state;
+  int32_t prompt[N][PROMPT];
+  GenRequest all[N], own[N];
+  GenResult want[N], got[N];
+  need_gpu();
+  fill(all, prompt);
+  int n = own_requests(all, own);
+  for (int odd = 0; odd < 2; odd++) {
+    ZeroPPConfig zero = {.stage = 3, .hpz = odd ? HPZ_OFF : HPZ_ON, .prefetch = odd};
+    Model *cpu = make(&two.cpu, odd, zero), *gpu = make(&two.gpu, odd, zero);
+    for (int k = 0; k < 6; k++) {
+      GenParams p = params(k < 3 ? 1 : 8);
+      run(cpu, p, own, n, want);
+      p.weights = kinds[k % 3];
+      run(gpu, p, own, n, got);
+      expect_near(names[k % 3], got, want, n, 1e-4, 1);
+      gen_results_free(got, n);
+      gen_results_free(want, n);
+    }
+    model_free(cpu);
+    model_free(gpu);
+  }
+  check_failures();
+}
+
+/* The secondary is codes, so that training's full numbers are what codes stand for; and codes that
+ * the rollout makes of full weights, in slices and whole. */
+static void codes(void **state) {
+  (void)state;
+  static const WireKind formats[] = {WIRE_INT8, WIRE_FP8};
+  int32_t prompt[N][PROMPT];
+  GenRequest all[N], own[N];
+  GenResult want[N], got[N];
+  need_gpu();
+  fill(all, prompt);
+  int n = own_requests(all, own);
+  for (int f = 0; f < 4; f++) {
+    WireKind format = formats[f % 2];
+    bool trained = f < 2;
+    ZeroPPConfig zero = {.stage = 3, .compute = DT_BF16, .wire = WIRE_BF16, .block = 128};
+    if (trained) zero.qwz = format, zero.hpz = HPZ_QUANTIZED;
+    Error err = {""};
+    Model *m = make(&two.gpu, false, zero);
+    if (model_rollout_check(m, ROLLOUT_REPLICA, format, &err)) {
+      print_message("%s\n", err.msg);
+      model_free(m);
+      continue;
+    }
+    GenParams p = params(8);
+    p.format = trained ? WIRE_F32 : format;
+    run(m, p, own, n, want);
+    p.format = format;
+    for (int k = 0; k < (trained ? 3 : 2); k++) {
+      p.weights = kinds[k];
+      run(m, p, own, n, got);
+      /* Logits of size 1 from sums of 256 to 704 products of BF16 numbers in three layers. */
+      expect_near(names[k], got, want, n, 0.1, 0.5);
+      gen_results_free(got, n);
+    }
+    gen_results_free(want, n);
+    model_free(m);
+  }
+  check_failures();
+}
+
+static int close_both(void **state) {
+  (void)state;
+  if (two.gpu.device) bench_close(&two.gpu);
+  if (two.cpu.device) bench_close(&two.cpu);
+  return 0;
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(float_tokens),
+    cmocka_unit_test_teardown(codes, close_both),
+};
+TEST_MAIN(tests)
