@@ -17,7 +17,7 @@ flags() { # the options of each command, as the documentation has them
     check) echo --set ;;
     score) echo --device --precision --model --tokens --text ;;
     generate) echo --device --precision --model --prompt --text --tokens --chat --max-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty \
-      --greedy --seed --samples ;;
+      --greedy --seed --samples --weights --format ;;
     tokenize) echo --model --json --no-bos --decode ;;
   esac
 }

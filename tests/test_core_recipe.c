@@ -358,7 +358,11 @@ static void round_trip(const char *text, const char *const *sets, int n) {
   /* Every field, not only what is printed: pointers aside, the structs are the same. */
   assert_string_equal(r->run.directory, again->run.directory);
   assert_string_equal(r->rollout.filters, again->rollout.filters);
+  assert_string_equal(r->rollout.weights, again->rollout.weights);
+  assert_string_equal(r->rollout.format, again->rollout.format);
   again->rollout.filters = r->rollout.filters;
+  again->rollout.weights = r->rollout.weights;
+  again->rollout.format = r->rollout.format;
   assert_memory_equal(&r->rollout, &again->rollout, sizeof r->rollout);
   assert_memory_equal(&r->batch, &again->batch, sizeof r->batch);
   assert_memory_equal(&r->models.actor.init, &again->models.actor.init, sizeof(InitConfig));
