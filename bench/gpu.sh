@@ -11,6 +11,7 @@
 #   kernels   bench kernels, 1.1B                ppo      an iteration of four 1.1B models
 #   two       bench train on two GPUs: 1.1B and 7B, 4 x 2048 each
 #   nodes     two GPUs as two nodes over sockets: stage 3 and ZeRO++ on 1.1B
+#   ppo-nodes the same two: PPO updates with int8 weights, by delta, and whichever is shorter (bench/zeropp_delta_ppo.sh)
 #   generate  greedy and sampled answers of a fixture on the GPU
 # Logs go to OUT (a new folder in /tmp), one per part. RLHF_CUDA_LIBS: where CUDA's libraries are, if not in the
 # system's path.
@@ -97,6 +98,9 @@ part_nodes() {
   export NCCL_SOCKET_IFNAME=lo NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
   ranks nodes-1.1b 2 --model $small --seqs 4 --ranks-per-node 1 --modes zero3,all --steps 5
   unset NCCL_SOCKET_IFNAME NCCL_SOCKET_NTHREADS NCCL_NSOCKS_PERTHREAD NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_SHM_DISABLE
+}
+part_ppo-nodes() {
+  DEVICE=cuda RLHF=$BUILD/rlhf SHARED=${SHARED:-$FIXTURES/../data} STEPS=3 part ppo-nodes 7 bench/zeropp_delta_ppo.sh all delta auto
 }
 part_generate() {
   local p

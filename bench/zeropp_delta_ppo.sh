@@ -6,28 +6,37 @@
 # the bytes over the rate, nothing hidden.
 # usage: bench/zeropp_delta_ppo.sh [MODE...]; MODE: all, delta, auto; the first is what others are compared to
 # RATES: in Mbit/s; STEPS: of a run; LR: of both models; RLHF: the program; SHARED: the data's folder
+# DEVICE=cuda: two GPUs of this machine as two nodes, models of half a billion parameters; without a limit they use NVLink,
+# else NCCL's sockets over the loopback, whose rate nobody sets: RATES is then what they reach (9 GB/s: 72000)
 cd "$(dirname "$0")/.." || exit 1
 . bench/modes.sh
 [ $# -gt 0 ] || set -- all delta
-rates=${RATES:-120 50} steps=${STEPS:-4} lr=$(printf %.1e "${LR:-1e-6}")
+device=${DEVICE:-cpu} steps=${STEPS:-4} lr=$(printf %.1e "${LR:-1e-6}")
+if [ "$device" = cuda ]; then
+  rates=${RATES:-72000} shape="{hidden_size: 2048, layers: 11, heads: 32, kv_heads: 4, ffn: 5632, max_positions: 256}"
+  prompts=128 prompt_tokens=128 new_tokens=128 micro=16384 precision=bfloat16
+else
+  rates=${RATES:-120 50} shape="{hidden_size: 256, layers: 6, heads: 8, ffn: 688, max_positions: 128}"
+  prompts=32 prompt_tokens=16 new_tokens=64 micro=2048 precision=float32
+fi
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
 cat >"$dir/recipe.yaml" <<END
-run: {directory: $dir/run, seed: 1, threads: 1, overwrite: true}
+run: {directory: $dir/run, seed: 1, threads: $([ "$device" = cuda ] && echo 0 || echo 1), overwrite: true, device: $device, precision: $precision}
 tokenizer: {path: $shared/stories260K}
 models:
-  actor: {init: {hidden_size: 256, layers: 6, heads: 8, ffn: 688, max_positions: 128}}
+  actor: {init: $shape}
   critic: {from: actor, init_head: true}
 data:
   prompts: {path: $shared/tinystories/tinystories_sample.txt, separator: <|endoftext|>, overlong: truncate, max_records: 500}
 stages: [ppo]
-batch: {micro_tokens: 2048}
-rollout: {prompts_per_step: 32, max_prompt_tokens: 16, max_new_tokens: 64}
+batch: {micro_tokens: $micro}
+rollout: {prompts_per_step: $prompts, max_prompt_tokens: $prompt_tokens, max_new_tokens: $new_tokens}
 ppo: {steps: $steps, epochs: 2, minibatches: 4, eval_every: 0}
 rewards: [{kind: words, words: [the, a, and]}]
 optimizer: {actor: {lr: $lr, schedule: constant}, critic: {lr: $lr, schedule: constant}}
-checkpoint: {every: 0}
+checkpoint: {every: 0, dtype: bfloat16}
 report: {measure_peak: false, progress: "off"}
 zeropp: {ranks_per_node: 1, wire: bfloat16, hpz: on, qgz: int4, accumulate: node}
 END
@@ -53,12 +62,26 @@ update_figures() {
     END { print seconds, sum / 2 / steps }' "$dir/run/report.json"
 }
 
+train() { # RATE-AS-TC-SPELLS-IT ARGUMENT...
+  local rate=$1 sockets
+  shift
+  if [ "$device" = cuda ]; then
+    sockets="NCCL_SOCKET_IFNAME=lo NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 NCCL_BUFFSIZE=8388608
+      NCCL_P2P_NET_CHUNKSIZE=1048576 NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1"
+    [ "$rate" = max ] && sockets=
+    # shellcheck disable=SC2086
+    env -u OMP_NUM_THREADS $sockets mpirun -n 2 --bind-to none "$rlhf" train "$@"
+  else
+    RANKS=1 bench/slow_network.sh 2 "$rate" train "$@"
+  fi
+}
+
 measure() { # RATE-AS-TC-SPELLS-IT MODE...: "MODE SECONDS BYTES" a line
   local rate=$1 mode
   shift
   for mode; do
     # shellcheck disable=SC2046
-    RANKS=1 bench/slow_network.sh 2 "$rate" train "$dir/recipe.yaml" $(sets "$mode") >/dev/null 2>"$dir/err" ||
+    train "$rate" "$dir/recipe.yaml" $(sets "$mode") >/dev/null 2>"$dir/err" ||
       { cat "$dir/err" >&2; exit 1; }
     echo "$mode $(update_figures)"
   done
