@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
   int64_t first = blockIdx.y * rows_per_block;
   int64_t end = first + rows_per_block < n ? first + rows_per_block : n;
   Floats<V> sum = {};
+  wait_for_kernel_before();
   let_next_kernel_start();
   for (int64_t row = first + threadIdx.y; row < end && column < c;
        row += COLUMN_ROWS * COLUMN_UNROLL) {
@@ -61,8 +62,7 @@ static void cuda_column_sums(Device *d, int64_t n, int64_t c, F f, float *out) {
   float *partial =
       static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(runs * c)));
   dim3 grid(grid_of(strips), grid_of(runs)), block(COLUMN_LANES, COLUMN_ROWS);
-  column_kernel<V><<<grid, block, 0, cuda_stream(d)>>>(n, c, rows, partial, f);
-  CUDA_LAUNCHED();
+  launch_behind(d, grid, block, 0, column_kernel<V, F>, n, c, rows, partial, f);
   cuda_sum_partials(d, c, {partial, runs, c, out}, {});
 }
 

@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
   int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   float sum = 0;
   wait_for_kernel_before();
+  let_next_kernel_start();
   if (j < width) {
 #pragma unroll 8
     for (int64_t i = warp; i < s.count; i += PARTIAL_WARPS) sum += s.partial[i * s.stride + j];
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
 void cuda_sum_partials(Device *d, int64_t width, PartialSum first, PartialSum second) {
   if (width == 0) return;
   dim3 grid(grid_of(cuda_ceil(width, 32)), second.count > 0 ? 2 : 1);
-  launch_behind(d, grid, 32 * PARTIAL_WARPS, sum_partials_kernel, width, first, second);
+  launch_behind(d, grid, 32 * PARTIAL_WARPS, 0, sum_partials_kernel, width, first, second);
 }
 
 enum { SQUARE_THREADS = 256, SQUARE_UNROLL = 4 };

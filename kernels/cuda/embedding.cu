@@ -215,9 +215,9 @@ static void scatter(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
   const int64_t strips = cuda_ceil(c, SCATTER_THREADS * V);
   const int64_t crossing_strips = cuda_ceil(c, SCATTER_THREADS * VC);
   require(crossing_strips <= UINT16_MAX);
-  launch_behind(d, dim3(grid_of(chunks), grid_of(strips)), SCATTER_THREADS,
+  launch_behind(d, dim3(grid_of(chunks), grid_of(strips)), SCATTER_THREADS, 0,
                 scatter_kernel<TY, TX, V>, a);
-  launch_behind(d, dim3(grid_of(chunks), grid_of(crossing_strips)), SCATTER_THREADS,
+  launch_behind(d, dim3(grid_of(chunks), grid_of(crossing_strips)), SCATTER_THREADS, 0,
                 crossing_kernel<TY, TX, VC>, a);
 }
 

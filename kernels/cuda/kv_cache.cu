@@ -8,28 +8,49 @@
 
 namespace {
 
-/* A thread moves one pack of PACK elements of k or v. A row's k heads and v heads lie behind each
- * other. */
+enum { WRITE_THREADS = 256, WRITE_ROWS = 4 };
+
+/* Rows of qkv and what of them is written: k heads, and v heads behind them, in packs. */
+struct Written {
+  int64_t n, q_stride, kv_at, slots;
+  int n_kv_heads, dim, page_size;
+  int packs; /* of a row */
+  const int32_t *slot;
+};
+
+/* A thread moves one pack of k or v of PACK elements from each of WRITE_ROWS rows. Threads next to
+ * each other have packs next to each other; with few packs to a row, a block has several rows. */
 template <class T, int PACK>
-__global__ void write_kernel(int64_t n, int n_kv_heads, int dim, int64_t q_stride, int64_t kv_at,
-                             int page_size, int64_t slots, const T *qkv, const int32_t *slot,
-                             T *k_pages, T *v_pages) {
-  next_kernel_may_start();
+__global__ void __launch_bounds__(WRITE_THREADS)
+    write_kernel(Written w, const T *qkv, T *k_pages, T *v_pages) {
   struct alignas(sizeof(T) * PACK) Moved {
     T e[PACK];
   };
-  int width = n_kv_heads * dim / PACK; /* packs of k in a row */
-  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  int64_t row = i / (2 * width);
-  if (row >= n) return;
-  int at = static_cast<int>(i % (2 * width)), j = at % width * PACK, head = j / dim;
-  int to = slot[row];
-  if (to == -1) return;
-  if (to < 0 || to >= slots) __trap(); /* a broken contract */
-  int64_t block = static_cast<int64_t>(to / page_size) * n_kv_heads + head;
-  T *pages = at < width ? k_pages : v_pages;
-  *reinterpret_cast<Moved *>(pages + (block * page_size + to % page_size) * dim + j % dim) =
-      *reinterpret_cast<const Moved *>(qkv + row * q_stride + kv_at + at * PACK);
+  wait_for_kernel_before();
+  next_kernel_may_start();
+  const int across = w.packs < WRITE_THREADS ? w.packs : WRITE_THREADS;
+  const int down = WRITE_THREADS / across, y = static_cast<int>(threadIdx.x) / across;
+  const int at = static_cast<int>(blockIdx.y) * across + static_cast<int>(threadIdx.x) % across;
+  if (y >= down || at >= w.packs) return;
+  const int of_k = w.packs / 2, j = (at < of_k ? at : at - of_k) * PACK, head = j / w.dim;
+  T *pages = (at < of_k ? k_pages : v_pages) + j % w.dim;
+  Moved moved[WRITE_ROWS];
+  int to[WRITE_ROWS];
+#pragma unroll
+  for (int u = 0; u < WRITE_ROWS; u++) {
+    const int64_t row = (static_cast<int64_t>(blockIdx.x) * WRITE_ROWS + u) * down + y;
+    to[u] = row < w.n ? w.slot[row] : -1;
+    if (row < w.n)
+      moved[u] = *reinterpret_cast<const Moved *>(qkv + row * w.q_stride + w.kv_at + at * PACK);
+  }
+#pragma unroll
+  for (int u = 0; u < WRITE_ROWS; u++) {
+    if (to[u] == -1) continue;
+    if (to[u] < 0 || to[u] >= w.slots) __trap(); /* a broken contract */
+    const int page = to[u] / w.page_size, in_page = to[u] - page * w.page_size;
+    const int64_t row = (static_cast<int64_t>(page) * w.n_kv_heads + head) * w.page_size + in_page;
+    *reinterpret_cast<Moved *>(pages + row * w.dim) = moved[u];
+  }
 }
 
 void check_pages(AttnShape s, Tensor k_pages, Tensor v_pages) {
@@ -61,13 +82,20 @@ void cuda_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor 
   cuda_by_type(qkv_NQ.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto launch = [&](auto kernel, int pack) {
-      int64_t blocks = cuda_ceil(n * 2 * width / pack, 256);
-      kernel<<<static_cast<unsigned>(blocks), 256, 0, cuda_stream(d)>>>(
-          n, s.n_kv_heads, s.head_dim, qkv_NQ.dim[1], s.n_heads * D,
-          static_cast<int>(k_pages.dim[1]), k_pages.dim[0] * k_pages.dim[1],
-          cuda_data<const T>(qkv_NQ), cuda_data<const int32_t>(slot_N), cuda_data<T>(k_pages),
-          cuda_data<T>(v_pages));
-      CUDA_LAUNCHED();
+      Written w = {n,
+                   qkv_NQ.dim[1],
+                   s.n_heads * D,
+                   k_pages.dim[0] * k_pages.dim[1],
+                   s.n_kv_heads,
+                   s.head_dim,
+                   static_cast<int>(k_pages.dim[1]),
+                   static_cast<int>(2 * width / pack),
+                   cuda_data<const int32_t>(slot_N)};
+      int across = std::min<int>(w.packs, WRITE_THREADS), down = WRITE_THREADS / across;
+      dim3 grid(static_cast<unsigned>(cuda_ceil(n, down * WRITE_ROWS)),
+                static_cast<unsigned>(cuda_ceil(w.packs, across)));
+      chain_launch(cuda_stream(d), kernel, grid, WRITE_THREADS, 0, 1, w, cuda_data<const T>(qkv_NQ),
+                   cuda_data<T>(k_pages), cuda_data<T>(v_pages));
     };
     constexpr int PACK = Pack<T>::N;
     if (D % PACK == 0 && aligned({qkv_NQ.data, k_pages.data, v_pages.data}))

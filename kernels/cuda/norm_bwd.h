@@ -51,15 +51,25 @@ __device__ inline Sums block_sums(Sums s, int turn) {
   return s;
 }
 
-/* What a thread reads of dy, x and dx for the next STAGES rows of its block. */
+/* What a thread reads of dy, x and dx for the next STAGES rows of its block. A row's rstd and mean
+ * come the same way, for each warp by its first two lanes: a load of their own would be waited for
+ * in every row. */
 template <class T, int PACKS, int STAGES>
 struct NormRing {
-  uint4 *slots; /* [STAGES, 3, PACKS, threads] */
+  uint4 *slots;   /* [STAGES, 3, PACKS, threads] */
+  float2 *row_of; /* [STAGES, warps]: rstd and mean */
   __device__ uint4 *slot(int stage, int what, int p) const {
     return slots + ((stage * 3 + what) * PACKS + p) * blockDim.x + threadIdx.x;
   }
+  __device__ float2 *of_row(int stage) const {
+    return row_of + stage * (NORM_MOST_THREADS / 32) + threadIdx.x / 32;
+  }
   __device__ void fetch(const NormBwd<T> &a, int64_t row, int stage) const {
     if (row < a.n) {
+      const int lane = threadIdx.x % 32;
+      if (lane == 0) __pipeline_memcpy_async(&of_row(stage)->x, a.rstd + row, sizeof(float));
+      if (lane == 1 && a.mean)
+        __pipeline_memcpy_async(&of_row(stage)->y, a.mean + row, sizeof(float));
 #pragma unroll
       for (int p = 0; p < PACKS; p++) {
         int64_t j = (static_cast<int64_t>(p) * blockDim.x + threadIdx.x) * wide<T>;
@@ -94,6 +104,14 @@ __device__ inline NormPart<wide<T>> norm_part(const NormRing<T, PACKS, STAGES> &
   return part;
 }
 
+/* 16 bytes at a time. */
+template <int V>
+__device__ inline void store_partial(float *to, const Floats<V> &x) {
+#pragma unroll
+  for (int k = 0; k < V; k += 4)
+    floats_store<float, 4>(to + k, {{x.v[k], x.v[k + 1], x.v[k + 2], x.v[k + 3]}});
+}
+
 /* dx += rstd (g - mean(g) - xhat mean(g xhat)), RMSNorm without the means of x and g. partial is
  * [gridDim.x, LAYER ? 2 : 1, c]: sums of dy xhat, and of dy. Narrow parts stay in registers across
  * the barrier, wide ones are made again. */
@@ -102,7 +120,8 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_kernel(NormBwd<T> 
   constexpr int V = wide<T>;
   constexpr bool KEEP = PACKS * V <= 8;
   extern __shared__ uint4 slots[];
-  const NormRing<T, PACKS, STAGES> ring = {slots};
+  __shared__ float2 row_of[STAGES * NORM_MOST_THREADS / 32];
+  const NormRing<T, PACKS, STAGES> ring = {slots, row_of};
   const int64_t stride = static_cast<int64_t>(blockDim.x) * V, step = gridDim.x;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * V;
   const float over_c = 1.0f / static_cast<float>(a.c);
@@ -110,21 +129,20 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_kernel(NormBwd<T> 
   NormPart<V> part[PACKS];
   Raw<T, V> w[PACKS] = {};
   int64_t row = blockIdx.x;
+  wait_for_kernel_before();
   let_next_kernel_start();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) ring.fetch(a, row + s * step, s);
 #pragma unroll
   for (int p = 0; p < PACKS; p++)
     if (first + p * stride < a.c) w[p] = raw_load<T, V>(a.w + first + p * stride);
-  float rstd = a.rstd[row], mean = LAYER ? a.mean[row] : 0.0f;
 
   for (int turn = 0; row < a.n; turn++, row += step) {
     ring.fetch(a, row + (STAGES - 1) * step, (turn + STAGES - 1) % STAGES);
-    const bool more = row + step < a.n;
-    const float next_rstd = more ? a.rstd[row + step] : 0.0f;
-    const float next_mean = LAYER && more ? a.mean[row + step] : 0.0f;
     const int stage = turn % STAGES;
     __pipeline_wait_prior(STAGES - 1);
+    __syncwarp(); /* rstd and mean are from other lanes */
+    const float rstd = ring.of_row(stage)->x, mean = LAYER ? ring.of_row(stage)->y : 0.0f;
     Sums s = {0, 0}; /* of g and of g xhat */
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
@@ -155,19 +173,14 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_kernel(NormBwd<T> 
         dx.v[k] = dx.v[k] - shift + rstd * part[p].g.v[k] - slope * part[p].xhat.v[k];
       floats_store<T, V>(a.dx + row * a.c + first + p * stride, dx);
     }
-    rstd = next_rstd;
-    mean = next_mean;
   }
 
-  float *mine = partial + blockIdx.x * (LAYER ? 2 : 1) * a.c;
+  float *mine = partial + blockIdx.x * (LAYER ? 2 : 1) * a.c + first;
 #pragma unroll
   for (int p = 0; p < PACKS; p++) {
     if (first + p * stride >= a.c) continue;
-#pragma unroll
-    for (int k = 0; k < V; k++) {
-      mine[first + p * stride + k] = dw[p].v[k];
-      if constexpr (LAYER) mine[a.c + first + p * stride + k] = db[p].v[k];
-    }
+    store_partial(mine + p * stride, dw[p]);
+    if constexpr (LAYER) store_partial(mine + a.c + p * stride, db[p]);
   }
 }
 
@@ -214,25 +227,28 @@ static void norm_bwd_any(Device *d, NormBwd<T> a, float *dw, float *db) {
 }
 
 /* Returns false, having done nothing, where the GPU's shared memory is too small. A block has
- * several rows, or its part of dw would be traffic worth mentioning. */
+ * several rows, or its part of dw would be traffic worth mentioning; more threads than THREADS to a
+ * multiprocessor are slower (on an H200 by 5 to 10 %, as are fewer). */
 template <class T, int PACKS, int STAGES, bool LAYER>
 static bool norm_bwd_rows(Device *d, NormBwd<T> a, float *dw, float *db) {
-  constexpr int64_t FEWEST_ROWS = 8;
+  constexpr int64_t FEWEST_ROWS = 8, THREADS = 512;
   auto kernel = norm_bwd_kernel<T, PACKS, STAGES, LAYER>;
   const int threads = static_cast<int>(norm_threads(a.c / wide<T>, PACKS));
   const int shared = 16 * STAGES * 3 * PACKS * threads, gpu = cuda_of(d)->gpu;
   int most = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu));
-  if (shared + static_cast<int>(sizeof(Sums)) * NORM_MOST_THREADS / 16 > most) return false;
+  constexpr int FIXED = (2 * sizeof(Sums) + STAGES * sizeof(float2)) * NORM_MOST_THREADS / 32;
+  if (shared + FIXED > most) return false;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  int64_t blocks =
-      resident_blocks(d, kernel, threads, static_cast<size_t>(shared), cuda_ceil(a.n, FEWEST_ROWS));
+  const int64_t most_blocks = cuda_of(d)->sms * (threads < THREADS ? THREADS / threads : 1);
+  const int64_t by_rows = cuda_ceil(a.n, FEWEST_ROWS);
+  const int64_t blocks = resident_blocks(d, kernel, threads, static_cast<size_t>(shared),
+                                         by_rows < most_blocks ? by_rows : most_blocks);
   const int64_t stride = (LAYER ? 2 : 1) * a.c;
   float *partial =
       static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(blocks * stride)));
-  kernel<<<grid_of(blocks), static_cast<unsigned>(threads), static_cast<size_t>(shared),
-           cuda_stream(d)>>>(a, partial);
-  CUDA_LAUNCHED();
+  launch_behind(d, grid_of(blocks), static_cast<unsigned>(threads), static_cast<size_t>(shared),
+                kernel, a, partial);
   PartialSum sum_w = {partial, blocks, stride, dw}, sum_b = {};
   if constexpr (LAYER) sum_b = {partial + a.c, blocks, stride, db};
   cuda_sum_partials(d, a.c, sum_w, sum_b);

@@ -138,14 +138,15 @@ static inline unsigned grid_of(int64_t blocks) {
 /* Launches a kernel that the GPU may make ready while the one before it still runs. The kernel
  * calls wait_for_kernel_before first of all. */
 template <class... Params, class... Args>
-static inline void launch_behind(Device *d, dim3 grid, unsigned threads, void (*kernel)(Params...),
-                                 Args... args) {
+static inline void launch_behind(Device *d, dim3 grid, dim3 threads, size_t shared,
+                                 void (*kernel)(Params...), Args... args) {
   cudaLaunchAttribute early;
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
-  config.blockDim = dim3(threads);
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
   config.stream = cuda_stream(d);
   config.attrs = &early;
   config.numAttrs = cuda_of(d)->arch >= 90;
