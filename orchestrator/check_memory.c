@@ -1,5 +1,6 @@
 /* The memory plan of the recipe's stages against the memory of this rank. */
 #include <string.h>
+#include <unistd.h>
 
 #include "orchestrator/check.h"
 #include "orchestrator/memory_plan.h"
@@ -120,6 +121,21 @@ static int check_batch(const Session *s, StageKind kind, const PlannedStage *p, 
                     (long long)p->batch_tokens, INT32_MAX);
 }
 
+/* A row of bits for each token of a rollout, on the host of every rank, and once more while ranks
+ * exchange them. */
+static int check_kept(const Session *s, const PlannedStage *p, Error *err) {
+  const double mib = 1024.0 * 1024.0;
+  double width = (s->config[ROLE_ACTOR].vocab_size + 7) / 8,
+         need = 2 * (double)p->batch_tokens * width;
+  double host = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+  double have = host / s->grid->local;
+  if (!p->kept || need <= have) return 0;
+  return check_note(err,
+                    "%s: rollout.filters: renormalize takes %.0f MiB of the host per rank and %.0f "
+                    "are there; expected fewer prompts a step, or another choice",
+                    recipe_place(s->recipe, "rollout.filters"), need / mib, have / mib);
+}
+
 static void choose_recompute(Session *s, StageKind kind, PlannedStage *p, uint64_t limit) {
   memory_choose_recompute(p, limit);
   s->recompute[kind] = p->recompute;
@@ -142,6 +158,7 @@ int check_run_memory(Session *s, Error *err) {
     n += check_batch(s, r->stages[i], p, err);
     if (p->rollout_rows == 0) continue;
     n += plan_rollout(s, p, limit, err);
+    n += check_kept(s, p, err);
     int64_t rows = memory_fit_rows(p, limit);
     if (r->rollout.max_batch == 0 && rows > 0) p->rollout_rows = rows; /* as memory allows */
     s->kv_tokens = memory_kv_tokens(p);

@@ -235,6 +235,10 @@ renormalized() { # the log-probabilities of scoring and update are over what was
     tail -n 1 renorm/metrics.jsonl | sed 's/.*"entropy"://; s/,.*//' | awk '{ exit !($1 > 0 && $1 < log(6)) }'
 }
 ok "or there is none, where the update's are renormalized" renormalized
+ok "as far as the host has room" fails 'renormalize takes [0-9]* MiB of the host' train 1 huge --set stages='[ppo]' --set models.actor.init.vocab_size=60000 \
+  --set rollout.top_k=6 --set rollout.filters=renormalize --set rollout.prompts_per_step=1000000 \
+  --set rollout.samples_per_prompt=20 --set ppo.minibatches=1 --set ppo.normalize_scores=false \
+  --set 'rewards=[{kind: length, target: 6}]'
 bar() { train 1 bar --set stages='[sft]' --set report.progress=bar && grep -q '\[=*\] sft 5/5' err; }
 ok "a bar is drawn when asked for" bar
 
