@@ -11,6 +11,7 @@
 #include "kernels/cpu/quant_int4.h"
 #include "kernels/cpu/quant_walk.h"
 #if defined __AVX512F__ && defined __AVX512BW__ && defined __AVX512DQ__ && defined __FMA__
+#include "kernels/cpu/quant_feedback.h"
 #include "kernels/cpu/quant_int4_wide.h"
 #include "kernels/cpu/quant_sum.h"
 #define QUANT_WIDE
@@ -65,14 +66,14 @@ float quant_scale(WireFormat f, uint32_t magnitude) {
 
 /* ---- codes of a block: by vectors where it is made of them ---- */
 
+/* past_cache: what is written is read much later, if a cache would hold it at all. */
+static void encode_block(WireKind kind, const float *x, int64_t n, float inverse, bool past_cache,
+                         void *out) {
+  (void)past_cache;
 #ifdef QUANT_WIDE
-static bool is_wide(WireKind kind, int64_t n) { return kind != WIRE_F32 && n % STEP == 0; }
-#endif
-
-static void encode_block(WireKind kind, const float *x, int64_t n, float inverse, void *out) {
-#ifdef QUANT_WIDE
-  if (is_wide(kind, n)) {
-    encode_block_wide(kind, x, n, inverse, out);
+  if (n % STEP == 0) {
+    bool lines = past_cache && (uintptr_t)out % 64 == 0;
+    encode_block_wide(kind, x, n, inverse, lines, out);
     return;
   }
 #endif
@@ -83,7 +84,7 @@ static void decode_block(WireKind kind, const void *in, int64_t n, float scale, 
                          bool past_cache, float *y) {
   (void)past_cache;
 #ifdef QUANT_WIDE
-  if (is_wide(kind, n)) {
+  if (n % STEP == 0) {
     bool lines = past_cache && (uintptr_t)y % 64 == 0;
     decode_block_wide(kind, in, n, scale, add, lines, y);
     return;
@@ -96,7 +97,7 @@ static void decode_block(WireKind kind, const void *in, int64_t n, float scale, 
 static void decode_four(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
                         bool add, float *y) {
 #ifdef QUANT_WIDE
-  if (is_wide(kind, n)) {
+  if (n % STEP == 0) {
     decode_four_wide(kind, in, n, scale, add, y);
     return;
   }
@@ -106,12 +107,6 @@ static void decode_four(WireKind kind, const uint8_t *const *in, int64_t n, cons
 }
 
 static void add_error(const float *x, const uint16_t *error, int64_t n, float *sent) {
-#ifdef QUANT_WIDE
-  if (n % STEP == 0) {
-    add_error_wide(x, error, n, sent);
-    return;
-  }
-#endif
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) sent[i] = x[i] + float_of_bf16(error[i]);
 }
@@ -119,12 +114,6 @@ static void add_error(const float *x, const uint16_t *error, int64_t n, float *s
 /* error = keep * error + (1 - keep) * (sent - what the codes say). */
 static void keep_error(WireKind kind, const void *in, int64_t n, float scale, float keep,
                        const float *sent, uint16_t *error) {
-#ifdef QUANT_WIDE
-  if (is_wide(kind, n)) {
-    keep_error_wide(kind, in, n, scale, keep, sent, error);
-    return;
-  }
-#endif
   float got[WIRE_MAX_BLOCK];
   codecs[kind].decode(in, n, scale, false, got);
 #pragma omp simd
@@ -144,11 +133,12 @@ static float encode_scale(WireFormat f, const Place *p, const float *x, const Wi
   return scale;
 }
 
-static void encode_codes(WireFormat f, const Place *p, const float *x, float scale,
+static void encode_codes(WireFormat f, const Place *p, const float *x, float scale, bool past_cache,
                          const WireData *to) {
   static const float zeros[WIRE_MAX_BLOCK];
   float inverse = scale > 0 ? 1 / scale : 0;
-  encode_block(f.kind, isnan(scale) ? zeros : x, p->n, inverse, payload_of(f.kind, to, p));
+  encode_block(f.kind, isnan(scale) ? zeros : x, p->n, inverse, past_cache,
+               payload_of(f.kind, to, p));
 }
 
 /* Behind blocks that were written past the cache: other threads see them now. */
@@ -167,7 +157,6 @@ static const uint8_t *source(WireFormat f, const Place *p, const WireData *from,
   return (const uint8_t *)payload_of(f.kind, from, p) + skip;
 }
 
-/* past_cache: y is read much later, if the cache would hold it at all. */
 static void decode(WireFormat f, const Place *p, const WireData *from, bool add, bool past_cache,
                    float *y) {
   const uint8_t *in[FOUR];
@@ -188,14 +177,45 @@ static void decode(WireFormat f, const Place *p, const WireData *from, bool add,
   }
 }
 
-/* x to the wire with the block's error in front and what is lost behind. */
-static void encode_with_error(WireFormat f, const Place *p, const float *x, WireFeedback e,
-                              const WireData *to) {
+#ifdef QUANT_WIDE
+/* encode_with_error for whole steps of vectors. */
+static void encode_fed_steps(WireFormat f, const Place *p, const float *x, WireFeedback e,
+                             bool past_cache, const WireData *to) {
   _Alignas(64) float sent[WIRE_MAX_BLOCK];
   uint16_t *error = (uint16_t *)e.error.data + p->at;
+  void *out = payload_of(f.kind, to, p);
+  if (f.kind == WIRE_F32) {
+    fed_f32_wide(x, p->n, e.decay, error, past_cache && (uintptr_t)out % 64 == 0, out);
+  } else if (f.kind == WIRE_BF16) {
+    fed_bf16_wide(x, p->n, e.decay, error, out);
+  } else {
+    float scale = quant_scale(f, add_error_wide(x, error, p->n, sent));
+    put_scale(f, to->scales, p->i, scale);
+    if (isnan(scale)) {
+      encode_codes(f, p, sent, scale, false, to);
+      memset(error, 0, (size_t)p->n * sizeof *error);
+    } else {
+      encode_fed_wide(f.kind, sent, p->n, scale, e.decay, error, out);
+    }
+  }
+}
+#endif
+
+/* x to the wire with the block's error in front and what is lost behind. */
+static void encode_with_error(WireFormat f, const Place *p, const float *x, WireFeedback e,
+                              bool past_cache, const WireData *to) {
+  _Alignas(64) float sent[WIRE_MAX_BLOCK];
+  uint16_t *error = (uint16_t *)e.error.data + p->at;
+  (void)past_cache;
+#ifdef QUANT_WIDE
+  if (p->n % FED_STEP == 0) {
+    encode_fed_steps(f, p, x, e, past_cache, to);
+    return;
+  }
+#endif
   add_error(x, error, p->n, sent);
   float scale = encode_scale(f, p, sent, to);
-  encode_codes(f, p, sent, scale, to);
+  encode_codes(f, p, sent, scale, false, to);
   if (isnan(scale))
     memset(error, 0, (size_t)p->n * sizeof *error);
   else
@@ -218,6 +238,7 @@ static void quantize_part(Device *d, WireFormat f, const WirePart *part) {
   const Tensor x = part->x;
   const WireFeedback e = part->e;
   const WireData to = part->to;
+  const bool large = s.count > LARGE;
   wire_check(f, s);
   check_feedback(e, s);
   require(x.dtype == DT_F32 && tensor_numel(x) == s.count);
@@ -229,10 +250,11 @@ static void quantize_part(Device *d, WireFormat f, const WirePart *part) {
       const float *here = tensor_f32(x) + p.at;
       ask_ahead(here, p.n);
       if (e.error.data)
-        encode_with_error(f, &p, here, e, &to);
+        encode_with_error(f, &p, here, e, large, &to);
       else
-        encode_codes(f, &p, here, encode_scale(f, &p, here, &to), &to);
+        encode_codes(f, &p, here, encode_scale(f, &p, here, &to), large, &to);
     }
+    if (large) fence();
   }
 }
 
@@ -308,12 +330,12 @@ static int64_t int4_run(WireFormat f, WireFormat f_to, const Walk *w, const Plac
 static void requantize_block(WireFormat f, WireFormat f_to, const Place *p, const WirePart *part) {
   _Alignas(64) float sum[WIRE_MAX_BLOCK];
   const WireData *to = &part->to;
-  bool fed = part->e.error.data, is_sum = f_to.kind == WIRE_F32 && !fed;
-  decode(f, p, &part->from, false, false, is_sum ? (float *)payload_of(WIRE_F32, to, p) : sum);
-  if (fed)
-    encode_with_error(f_to, p, sum, part->e, to);
-  else if (!is_sum)
-    encode_codes(f_to, p, sum, encode_scale(f_to, p, sum, to), to);
+  bool large = part->span.count > LARGE;
+  decode(f, p, &part->from, false, false, sum);
+  if (part->e.error.data)
+    encode_with_error(f_to, p, sum, part->e, large, to);
+  else
+    encode_codes(f_to, p, sum, encode_scale(f_to, p, sum, to), large, to);
 }
 
 static void requantize_blocks(WireFormat f, WireFormat f_to, const Walk *w, Place p, int64_t end,
@@ -349,8 +371,10 @@ static void requantize_part(Device *d, WireFormat f, WireFormat f_to, const Wire
   require(!wire_has_blocks(f) || !wire_has_blocks(f_to) || f.block == f_to.block);
   const Walk w = walk_of(wire_has_blocks(f) ? f : f_to, s);
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (s.count >= PARALLEL_MIN)
-  for (int64_t run = 0; run < w.blocks; run += RUN)
+  for (int64_t run = 0; run < w.blocks; run += RUN) {
     requantize_blocks(f, f_to, &w, walk_start(&w, run), min_i64(w.blocks, run + RUN), part);
+    if (s.count > LARGE) fence();
+  }
 }
 
 void cpu_quantize(Device *d, WireFormat f, int n, const WirePart *parts) {

@@ -97,14 +97,6 @@ ALWAYS __m512i push_codes(WireKind kind, const __m512 *sum, __m512 inverse) {
   return words;
 }
 
-/* Byte k of word i becomes byte 16 k + i: a transposition of 4 by 16. */
-ALWAYS __m512i in_order(__m512i words) {
-  const __m512i within =
-      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-  const __m512i across = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(across, _mm512_shuffle_epi8(words, within));
-}
-
 /* past_cache: out is read much later, if here at all; lines are written without being read. */
 ALWAYS void store_sums(WireKind kind, int lines, const __m512 *sum, float inverse, bool past_cache,
                        uint8_t *out) {

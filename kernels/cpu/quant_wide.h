@@ -14,14 +14,17 @@
 #define ALWAYS static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
 
-enum { STEP = 32 };
+enum { STEP = 32, SOURCE_AHEAD = 1024 /* bytes that are asked for before they are needed */ };
 typedef struct Pair {
   __m512 low, high;
 } Pair;
 
 /* How a kind's steps lie in a block of n. */
 ALWAYS int64_t step_bytes(WireKind kind) {
-  return kind == WIRE_INT4 ? STEP / 2 : kind == WIRE_BF16 ? 2 * STEP : STEP;
+  return kind == WIRE_INT4   ? STEP / 2
+         : kind == WIRE_F32  ? 4 * STEP
+         : kind == WIRE_BF16 ? 2 * STEP
+                             : STEP;
 }
 ALWAYS int64_t step_floats(WireKind kind) { return kind == WIRE_INT4 ? STEP / 2 : STEP; }
 ALWAYS int64_t pair_apart(WireKind kind, int64_t n) { return kind == WIRE_INT4 ? n / 2 : 16; }
@@ -52,6 +55,7 @@ ALWAYS Pair load_pair(WireKind kind, const uint8_t *in) {
                   _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), values)};
   }
   if (kind == WIRE_BF16) return (Pair){floats_of_bf16(in), floats_of_bf16(in + STEP)};
+  if (kind == WIRE_F32) return (Pair){_mm512_loadu_ps(in), _mm512_loadu_ps(in + 2 * STEP)};
   __m512i halves = _mm512_slli_epi16(_mm512_cvtepi8_epi16(load_32(in)), 7);
   halves = _mm512_and_si512(halves, _mm512_set1_epi16((short)0xbfff));
   return (Pair){_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
@@ -94,6 +98,8 @@ ALWAYS Pair add_four(WireKind kind, const uint8_t *const *in, int64_t at, const 
                      Pair sum) {
   for (int k = 0; k < FOUR; k++) {
     Pair p = load_pair(kind, in[k] + at);
+    if (at % 64 == 0) __builtin_prefetch(in[k] + at + SOURCE_AHEAD);
+    if (kind == WIRE_F32) __builtin_prefetch(in[k] + at + 64 + SOURCE_AHEAD);
     sum.low = _mm512_fmadd_ps(p.low, scale[k], sum.low);
     sum.high = _mm512_fmadd_ps(p.high, scale[k], sum.high);
   }
@@ -147,16 +153,23 @@ ALWAYS __m512i nearest_wide(const float *x, __m512 inverse, int most) {
 /* The e4m3 of x, which has magnitude m (at most 448 once rounded), in the low byte. Added to
  * 2^(20 + its exponent, at least -6) m is rounded to eighths of its power of two, which then are
  * counted by the last bits; 56 in front makes up for the exponent's bias, modulo 256. */
-ALWAYS __m512i fp8_of(__m512 x, __m512i m) {
+typedef struct Rounding8 {
+  __m512i power;
+  __m512 large, eighths; /* the sum */
+} Rounding8;
+ALWAYS Rounding8 fp8_rounding(__m512i m) {
   __m512i least = _mm512_castps_si512(_mm512_set1_ps(0.015625f));
   __m512i power = _mm512_max_epu32(_mm512_and_si512(m, _mm512_set1_epi32(0x7f800000)), least);
   __m512 large = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32((20 << 23) + 56)));
-  __m512i eighths = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(m), large));
-  __m512i code = _mm512_add_epi32(eighths, _mm512_srli_epi32(power, 20));
+  return (Rounding8){power, large, _mm512_add_ps(_mm512_castsi512_ps(m), large)};
+}
+ALWAYS __m512i fp8_code_of(Rounding8 r, __m512 x) {
   enum { A_OR_B_AND_C = 0xf8 };
+  __m512i code = _mm512_add_epi32(_mm512_castps_si512(r.eighths), _mm512_srli_epi32(r.power, 20));
   return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(_mm512_castps_si512(x), 24),
                                    _mm512_set1_epi32(0x80), A_OR_B_AND_C);
 }
+ALWAYS __m512i fp8_of(__m512 x, __m512i m) { return fp8_code_of(fp8_rounding(m), x); }
 ALWAYS __m512i magnitude_of(__m512 x) {
   return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
@@ -173,6 +186,19 @@ ALWAYS __m256i bf16_wide(__m512 x) {
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   code = _mm512_mask_or_epi32(code, nan, top, _mm512_set1_epi32(0x40));
   return _mm512_cvtepi32_epi16(code);
+}
+
+/* Byte k of word i becomes byte 16 k + i: a transposition of 4 by 16. */
+ALWAYS __m512i in_order(__m512i words) {
+  const __m512i within =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m512i across = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(across, _mm512_shuffle_epi8(words, within));
+}
+
+/* past_cache: y is whole lines that are read much later. */
+ALWAYS void copy_wide(const float *x, int64_t n, bool past_cache, float *y) {
+  for (int64_t i = 0; i < n; i += 16) put_floats(y + i, _mm512_loadu_ps(x + i), past_cache);
 }
 
 ALWAYS void encode_wide(WireKind kind, const float *x, int64_t n, float inverse, uint8_t *out) {
@@ -201,50 +227,15 @@ ALWAYS void encode_wide(WireKind kind, const float *x, int64_t n, float inverse,
   }
 }
 
-/* ---- error feedback ---- */
-
-static void add_error_wide(const float *x, const uint16_t *error, int64_t n, float *sent) {
-  for (int64_t i = 0; i < n; i += 16)
-    _mm512_storeu_ps(sent + i, _mm512_add_ps(_mm512_loadu_ps(x + i), floats_of_bf16(error + i)));
-}
-
-/* The product is rounded by itself, as where it is stored: its rounding is named, so that no
- * compiler fuses it into the difference. */
-ALWAYS void lose_wide(__m512 code, __m512 scale, float keep, const float *sent, uint16_t *error) {
-  __m512 got = _mm512_mul_round_ps(code, scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 lost = _mm512_sub_ps(_mm512_loadu_ps(sent), got);
-  lost = _mm512_mul_ps(_mm512_set1_ps(1 - keep), lost);
-  lost = _mm512_fmadd_ps(_mm512_set1_ps(keep), floats_of_bf16(error), lost);
-  _mm256_storeu_si256((void *)error, bf16_wide(lost));
-}
-
-ALWAYS void keep_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, float keep,
-                      const float *sent, uint16_t *error) {
-  const __m512 s = _mm512_set1_ps(pair_scale(kind, scale));
-  int64_t apart = pair_apart(kind, n);
-  for (int64_t i = 0; i < n / STEP; i++) {
-    int64_t at = i * step_floats(kind);
-    Pair p = load_pair(kind, in + i * step_bytes(kind));
-    lose_wide(p.low, s, keep, sent + at, error + at);
-    lose_wide(p.high, s, keep, sent + apart + at, error + apart + at);
-  }
-}
-
-static void keep_error_wide(WireKind kind, const uint8_t *in, int64_t n, float scale, float keep,
-                            const float *sent, uint16_t *error) {
-  if (kind == WIRE_INT8) keep_wide(WIRE_INT8, in, n, scale, keep, sent, error);
-  if (kind == WIRE_INT4) keep_wide(WIRE_INT4, in, n, scale, keep, sent, error);
-  if (kind == WIRE_FP8) keep_wide(WIRE_FP8, in, n, scale, keep, sent, error);
-  if (kind == WIRE_BF16) keep_wide(WIRE_BF16, in, n, scale, keep, sent, error);
-}
-
 /* ---- of one kind each ---- */
 
-static void encode_block_wide(WireKind kind, const float *x, int64_t n, float inverse, void *out) {
+static void encode_block_wide(WireKind kind, const float *x, int64_t n, float inverse,
+                              bool past_cache, void *out) {
   if (kind == WIRE_INT8) encode_wide(WIRE_INT8, x, n, inverse, out);
   if (kind == WIRE_INT4) encode_wide(WIRE_INT4, x, n, inverse, out);
   if (kind == WIRE_FP8) encode_wide(WIRE_FP8, x, n, inverse, out);
   if (kind == WIRE_BF16) encode_wide(WIRE_BF16, x, n, inverse, out);
+  if (kind == WIRE_F32) copy_wide(x, n, past_cache, out);
 }
 
 static void decode_block_wide(WireKind kind, const void *in, int64_t n, float scale, bool add,
@@ -253,6 +244,8 @@ static void decode_block_wide(WireKind kind, const void *in, int64_t n, float sc
   if (kind == WIRE_INT4) decode_wide(WIRE_INT4, in, n, scale, add, past_cache, y);
   if (kind == WIRE_FP8) decode_wide(WIRE_FP8, in, n, scale, add, past_cache, y);
   if (kind == WIRE_BF16) decode_wide(WIRE_BF16, in, n, scale, add, past_cache, y);
+  if (kind == WIRE_F32 && add) decode_wide(WIRE_F32, in, n, scale, true, past_cache, y);
+  if (kind == WIRE_F32 && !add) copy_wide(in, n, past_cache, y);
 }
 
 static void decode_four_wide(WireKind kind, const uint8_t *const *in, int64_t n, const float *scale,
@@ -261,6 +254,7 @@ static void decode_four_wide(WireKind kind, const uint8_t *const *in, int64_t n,
   if (kind == WIRE_INT4) four_wide(WIRE_INT4, in, n, scale, add, y);
   if (kind == WIRE_FP8) four_wide(WIRE_FP8, in, n, scale, add, y);
   if (kind == WIRE_BF16) four_wide(WIRE_BF16, in, n, scale, add, y);
+  if (kind == WIRE_F32) four_wide(WIRE_F32, in, n, scale, add, y);
 }
 
 #endif
