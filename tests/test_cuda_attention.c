@@ -1,6 +1,6 @@
-/* Attention on the GPU against the CPU's, and what serves it: cuDNN's graphs for BF16, the own
- * kernels for the rest (test_cuda_attention_own has those alone). Prints errors, the plans that
- * were built, and TFLOP/s at the sizes of real models. */
+/* Attention on the GPU against the CPU's, and what serves it: for BF16 Hopper's kernels (heads of
+ * 64 and 128) and cuDNN's graphs, the own kernels for the rest (test_cuda_attention_own has those
+ * alone). Prints errors, the plans that were built, and TFLOP/s at the sizes of real models. */
 #include "kernels/cuda/attention_report.h"
 #include "tests/twin.h"
 
@@ -126,7 +126,13 @@ static const Case common[] = {
     {DT_BF16, 14, {4, 1, 64, 0.125F, 0}, {9, 30, 600, 2, 64, 65, 1, 0, 129, 70, 3, 12, 31, 5}},
     {DT_BF16, 3, {4, 2, 64, 0.125F, 100}, {300, 50, 101}}, /* a sliding window */
     {DT_BF16, 2, {4, 2, 64, 0.125F, 1000}, {150, 50}},
-    {DT_BF16, 1, {2, 2, 64, 1.0F, 0}, {512}},     /* sharp: scores of tens */
+    {DT_BF16, 1, {2, 2, 64, 1.0F, 0}, {512}}, /* sharp: scores of tens */
+    {DT_BF16, 5, {9, 3, 64, 0.125F, 0}, {64, 65, 63, 0, 190}},
+    {DT_BF16, 2, {4, 2, 128, 0.0884F, 0}, {384, 384}},
+    {DT_BF16, 3, {8, 1, 128, 0.0884F, 0}, {700, 1, 129}},
+    {DT_BF16, 24, {4, 4, 128, 0.0884F, 0}, MANY_SHORT},
+    {DT_BF16, 5, {9, 3, 128, 0.0884F, 0}, {64, 65, 63, 0, 190}},
+    {DT_BF16, 3, {35, 35, 128, 0.0884F, 0}, {128, 128, 128}},
     {DT_BF16, 2, {2, 2, 33, 0.17F, 0}, {70, 31}}, /* head sizes for the own kernels */
     {DT_BF16, 2, {2, 1, 20, 0.22F, 30}, {70, 31}},
     {DT_F32, 2, {4, 2, 64, 0.125F, 0}, {130, 200}},
@@ -136,10 +142,7 @@ static const Case common[] = {
 static const Case rare[] = {
     {DT_BF16, 1, {1, 1, 64, 0.125F, 0}, {1}},
     {DT_BF16, 2, {4, 2, 64, 0.125F, 1}, {150, 50}},
-    {DT_BF16, 3, {8, 1, 128, 0.0884F, 0}, {700, 1, 129}},
     {DT_BF16, 1, {2, 1, 64, 0.125F, 0}, {128}},
-    {DT_BF16, 24, {4, 4, 128, 0.0884F, 0}, MANY_SHORT},
-    {DT_BF16, 2, {4, 4, 128, 0.0884F, 0}, {384, 384}},
     {DT_BF16, 2, {4, 2, 256, 0.0625F, 0}, {130, 200}},
     {DT_BF16, 2, {4, 2, 96, 0.102F, 0}, {130, 200}},
     {DT_BF16, 2, {4, 2, 80, 0.1118F, 0}, {130, 200}},
@@ -165,7 +168,7 @@ static void random_cases(void **state) {
   static const int groups[] = {1, 2, 4, 8}, dims[] = {64, 128, 64, 32};
   Twins *t = twins();
   for (uint64_t i = 0; i < (test_all() ? 20 : 5); i++) {
-    int K = 1 + pick(1, 6 * i, 3), D = test_all() ? dims[pick(1, 6 * i + 1, 4)] : 64;
+    int K = 1 + pick(1, 6 * i, 3), D = dims[pick(1, 6 * i + 1, test_all() ? 4 : 2)];
     int seqs = 1 + pick(1, 6 * i + 2, 40), most = 1 + pick(1, 6 * i + 3, 300);
     Case c = {DT_BF16, seqs, {K * groups[pick(1, 6 * i + 4, 4)], K, D, 0.1F, 0}, {0}};
     for (int b = 0; b < seqs; b++) c.len[b] = pick(2, 100 * i + (uint64_t)b, most + 1);
@@ -183,10 +186,8 @@ static void no_tokens(void **state) {
 }
 
 /* out without lse; a NaN of one sequence stays in it. */
-static void neighbours(void **state) {
-  (void)state;
-  Twins *t = twins();
-  static const Case c = {DT_BF16, 3, {4, 2, 64, 0.125F, 0}, {70, 90, 66}};
+static void check_neighbours(Twins *t, int head_dim) {
+  const Case c = {DT_BF16, 3, {4, 2, head_dim, 0.125F, 0}, {70, 90, 66}};
   Run r;
   run_make(&r, &c, 7);
   Pair alone = twin_unwritten(DT_BF16, 2, r.b.n, r.b.hd);
@@ -218,6 +219,13 @@ static void neighbours(void **state) {
   twin_check("a NaN stays in its sequence and shows there", leaked == 0 && lost == 0);
   free(out);
   free(dqkv);
+}
+
+static void neighbours(void **state) {
+  (void)state;
+  Twins *t = twins();
+  check_neighbours(t, 64);
+  check_neighbours(t, 128);
   twin_done();
 }
 
@@ -318,14 +326,14 @@ static void real_sizes(void **state) {
   Case many = {DT_BF16, 64, {32, 4, 64, 0.125F, 0}, {0}}; /* runs in parts */
   for (int i = 0; i < 64; i++) many.len[i] = i % 16 == 3 ? 1800 : 100 + 3 * i;
   real_size(t, &many, "1.1B, mixed");
+  Case large = {DT_BF16, 4, {32, 32, 128, 0.0884F, 0}, {2048, 2048, 2048, 2048}};
+  real_size(t, &large, "7B, equal lengths");
+  large.len[3] = 1900;
+  real_size(t, &large, "7B, packed");
   if (test_all()) {
-    Case large = {DT_BF16, 4, {32, 32, 128, 0.0884F, 0}, {2048, 2048, 2048, 2048}};
-    real_size(t, &large, "7B, equal lengths");
     small.n_seqs = 32;
     for (int i = 0; i < 32; i++) small.len[i] = 300 + 6 * i;
     real_size(t, &small, "1.1B, short");
-    large.len[3] = 1900;
-    real_size(t, &large, "7B, packed");
     Case grouped = {DT_BF16, 4, {32, 8, 128, 0.0884F, 0}, {4096, 4096, 4096, 4096}};
     real_size(t, &grouped, "8B, 4096");
   }

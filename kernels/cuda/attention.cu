@@ -1,6 +1,5 @@
-/* Causal attention over packed sequences: cuDNN where it takes the shape, else the own kernels for
- * any shape (attention_own.h). Backward the own kernels for Hopper come first (attention_hopper.h).
- */
+/* Causal attention over packed sequences: the own kernels for Hopper (attention_hopper.h), else
+ * cuDNN where it takes the shape, else the own kernels for any shape (attention_own.h). */
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/attention_hopper.h"
 #include "kernels/cuda/attention_own.h"
@@ -35,7 +34,8 @@ void cuda_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Ten
   check(qkv_NQ, out_NHD, seg, s);
   require(!lse_NH.data || is_2d(lse_NH, DT_F32, n, s.n_heads));
   bool done = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_FORWARD) &&
-              cudnn_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH);
+              (hopper_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH) ||
+               cudnn_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH));
   if (!done) own_attention_fwd(d, qkv_NQ, seg, s, out_NHD, lse_NH);
 }
 

@@ -1,41 +1,70 @@
-/* dk and dv on Hopper: tiles of keys stay, and the queries of all heads of their group pass by. */
+/* dk and dv on Hopper: 128 keys stay, and the queries of all heads of their group pass by in tiles
+ * of 64. Two warpgroups own 64 of the keys each, one thread of a third copies. Weights and their
+ * gradients are computed transposed, [keys, queries], so that they are operands in registers. Keys
+ * and values stay in registers for heads of 64, in shared memory for heads of 128. */
 #include "kernels/cuda/attention_hopper_tiles.h"
 
 namespace {
 
+enum { TILE = HOPPER_TILE_BYTES, GROUPS = 2, KEYS = GROUPS * HOPPER_ROWS };
+
+/* PARTS: tiles of 64 columns. STAYS: of them in shared memory, keys and values of a warpgroup. */
+template <int D>
+struct Shared {
+  static constexpr int PARTS = D / 64, RING = D == 64 ? 6 : 4, STAYS = D == 64 ? 0 : 2 * PARTS;
+  unsigned char q[RING][2 * PARTS][TILE]; /* first: at a multiple of 1024 bytes; behind q dout */
+  unsigned char k[GROUPS][STAYS > 0 ? STAYS : 1][STAYS > 0 ? TILE : 1]; /* behind k v */
+  alignas(16) float row[RING][2][HOPPER_ROWS];                          /* lse and delta */
+  uint64_t full[RING], empty[RING], here;
+};
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* What a block of keys_kernel does: 128 keys from tile first_tile on, queries from there to the
- * sequence's end, for each head of the group. */
-struct KeysBlock {
-  int seq, kv_head, heads, first_tile, tiles, first_row;
-  __device__ explicit KeysBlock(const HopperJob &job) {
-    int lists = job.n_seqs * job.n_kv_heads, list = static_cast<int>(blockIdx.x) % lists;
-    seq = list / job.n_kv_heads;
-    kv_head = list % job.n_kv_heads;
-    heads = job.n_heads / job.n_kv_heads;
-    first_tile = static_cast<int>(blockIdx.x) / lists * HOPPER_KEY_GROUPS;
-    tiles = job.len / HOPPER_ROWS - first_tile;
-    first_row = seq * job.len;
+/* What a block does: `tiles` tiles of queries for each head from `head` on, from the keys' own. */
+struct Work {
+  int head, heads, tiles, steps;
+  int first_row, rows; /* of the first tile: token, and rows to the sequence's end */
+  int groups;          /* that have keys */
+  int stat;            /* the first tile in the job's, without the head */
+  __device__ Work(const HopperJob &job, const HopperPlace &b)
+      : heads(job.n_heads / job.n_kv_heads), rows(b.len - b.tile * KEYS) {
+    head = b.head * heads;
+    tiles = (rows + HOPPER_ROWS - 1) / HOPPER_ROWS;
+    steps = heads * tiles;
+    first_row = b.first_row + b.tile * KEYS;
+    groups = min(GROUPS, tiles);
+    stat = b.first_stat + b.tile * GROUPS;
   }
 };
 
-__device__ __forceinline__ void keys_copy(HopperShared *sh, const HopperJob &job,
-                                          const CUtensorMap *qkv_map, const CUtensorMap *dout_map) {
-  KeysBlock b(job);
-  int head = b.kv_head * b.heads, tile = b.first_tile;
-  for (int step = 0; step < b.heads * b.tiles; step++) {
-    int at = step % HOPPER_RING, row = b.first_row + tile * HOPPER_ROWS;
-    int64_t rows =
-        (static_cast<int64_t>(b.seq) * job.n_heads + head) * job.len + tile * HOPPER_ROWS;
+template <int D>
+__device__ __forceinline__ void copy(Shared<D> *sh, const HopperJob &job, const HopperPlace &b,
+                                     const CUtensorMap *qkv_map, const CUtensorMap *dout_map) {
+  constexpr int PARTS = Shared<D>::PARTS, RING = Shared<D>::RING, STAYS = Shared<D>::STAYS;
+  Work w(job, b);
+  uint32_t here = shared_address(&sh->here);
+  if (STAYS > 0) barrier_expect(here, w.groups * STAYS * TILE);
+  for (int i = 0; i < w.groups * STAYS; i++) {
+    int group = i / (2 * PARTS), v = i / PARTS % 2, part = i % PARTS;
+    copy_tile(shared_address(sh->k[group][PARTS * v + part]), qkv_map,
+              (job.n_heads + v * job.n_kv_heads + b.head) * D + part * 64,
+              w.first_row + group * HOPPER_ROWS, here);
+  }
+  int tile = 0;
+  for (int step = 0; step < w.steps; step++) {
+    int at = step % RING, row = w.first_row + tile * HOPPER_ROWS;
+    int64_t stat = (static_cast<int64_t>(w.head) * job.tiles + w.stat + tile) * HOPPER_ROWS;
     uint32_t full = shared_address(&sh->full[at]);
-    wait_for_place(sh, step);
-    barrier_expect(full, 2 * HOPPER_TILE_BYTES + 2 * HOPPER_ROW_BYTES);
-    copy_tile(shared_address(sh->tile[at][0]), qkv_map, head * HOPPER_D, row, full);
-    copy_tile(shared_address(sh->tile[at][1]), dout_map, head * HOPPER_D, row, full);
-    copy_bytes(shared_address(sh->row[at][0]), job.lse + rows, HOPPER_ROW_BYTES, full);
-    copy_bytes(shared_address(sh->row[at][1]), job.delta + rows, HOPPER_ROW_BYTES, full);
-    if (++tile == b.first_tile + b.tiles) tile = b.first_tile, head++;
+    if (step >= RING) wait_for(&sh->empty[at], step / RING - 1);
+    barrier_expect(full, 2 * PARTS * TILE + static_cast<int>(sizeof sh->row[at]));
+    for (int part = 0; part < PARTS; part++) {
+      int column = w.head * D + part * 64;
+      copy_tile(shared_address(sh->q[at][part]), qkv_map, column, row, full);
+      copy_tile(shared_address(sh->q[at][PARTS + part]), dout_map, column, row, full);
+    }
+    copy_bytes(shared_address(sh->row[at][0]), job.lse + stat, sizeof sh->row[at][0], full);
+    copy_bytes(shared_address(sh->row[at][1]), job.delta + stat, sizeof sh->row[at][1], full);
+    if (++tile == w.tiles) tile = 0, w.head++;
   }
 }
 
@@ -62,90 +91,127 @@ __device__ inline void column_gradients(float (&dp)[32], const float (&p)[32], c
   }
 }
 
-__device__ __forceinline__ void keys_compute(HopperShared *sh, const HopperJob &job,
-                                             const HopperThread &me) {
-  KeysBlock b(job);
-  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * HOPPER_D;
-  int64_t row = b.first_row + (b.first_tile + me.group) * HOPPER_ROWS;
-  int64_t k_at = row * width + static_cast<int64_t>(job.n_heads + b.kv_head) * HOPPER_D,
-          v_at = k_at + static_cast<int64_t>(job.n_kv_heads) * HOPPER_D;
-  uint32_t k[16], v[16], weights[16], grads[16];
-  float dk[32], dv[32], scale2 = job.scale * HOPPER_LOG2E;
-  load_rows(k, job.qkv + k_at, width, me);
-  load_rows(v, job.qkv + v_at, width, me);
+template <int D>
+__device__ __forceinline__ void compute(Shared<D> *sh, const HopperJob &job, const HopperPlace &b,
+                                        const HopperThread &me) {
+  constexpr int PARTS = Shared<D>::PARTS, RING = Shared<D>::RING;
+  Work w(job, b);
+  int rows = w.rows - me.group * HOPPER_ROWS, last_rows = w.rows - (w.tiles - 1) * HOPPER_ROWS;
+  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D;
+  int64_t k_at = (w.first_row + me.group * HOPPER_ROWS) * width + (job.n_heads + b.head) * D,
+          v_at = k_at + job.n_kv_heads * D;
+  HopperOperand<D> k, v;
+  uint32_t shared = shared_address(sh->k[me.group][0]);
+  k.load(job.qkv + k_at, width, rows, shared, me);
+  v.load(job.qkv + v_at, width, rows, shared + PARTS * TILE, me);
+  float dk[D / 2], dv[D / 2], scale2 = job.scale * HOPPER_LOG2E;
   clear(dk);
   clear(dv);
-  int tile = 0, unreleased = -1; /* tile: of the head's, from the first on the diagonal */
-  for (int step = 0; step < b.heads * b.tiles; step++, tile = tile + 1 < b.tiles ? tile + 1 : 0) {
-    wait_for_step(sh, step);
+  if (Shared<D>::STAYS > 0) wait_for(&sh->here, 0);
+  int tile = 0, unreleased = -1;
+  for (int step = 0; step < w.steps; step++, tile++) {
+    if (tile == w.tiles) tile = 0;
     if (tile < me.group) { /* the second 64 keys lie behind the first 64 queries */
-      release_step(sh, step);
-      continue;
+      wait_for(&sh->full[step % RING], step / RING);
+      warp_arrives(&sh->empty[step % RING]);
+      step++;
+      tile++;
     }
-    int at = step % HOPPER_RING;
-    uint32_t q_tile = shared_address(sh->tile[at][0]), dout_tile = shared_address(sh->tile[at][1]);
+    int at = step % RING;
+    uint32_t q_tile = shared_address(sh->q[at][0]), dout_tile = shared_address(sh->q[at][PARTS]);
+    wait_for(&sh->full[at], step / RING);
+    if (tile == w.tiles - 1 && last_rows < HOPPER_ROWS)
+      clear_rows<2 * PARTS>(q_tile, TILE, last_rows, HOPPER_ROWS, 1 + me.group);
     float p[32], dp[32];
+    uint32_t weights[16], grads[16];
     wgmma_fence();
-    tile_along_rows(p, k, q_tile);
+    k.times(p, q_tile);
     wgmma_commit();
-    tile_along_rows(dp, v, dout_tile);
+    if (D > 64) wgmma_wait<1>(); /* frees the registers of the step before's operands */
+    wgmma_fence();
+    v.times(dp, dout_tile);
     wgmma_commit();
     wgmma_wait<1>(); /* and for all of the step before */
     wgmma_hold(p);
-    if (unreleased >= 0) release_step(sh, unreleased);
+    if (unreleased >= 0) warp_arrives(&sh->empty[unreleased % RING]);
     unreleased = step;
     column_weights(p, scale2, sh->row[at][0] + me.column);
-    if (tile == me.group) mask_diagonal<true>(p, me);
+    if (tile == me.group) {
+#pragma unroll
+      for (int i = 0; i < 32; i++)
+        if (me.row + (i & 2 ? 8 : 0) > i / 4 * 8 + me.column + (i & 1)) p[i] = 0;
+    }
     pack_fragment(weights, p);
     wgmma_fence();
-    tile_along_columns(dv, weights, dout_tile);
+    tile_along_columns(dv, weights, dout_tile, TILE);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(dp);
     column_gradients(dp, p, sh->row[at][1] + me.column);
     pack_fragment(grads, dp);
     wgmma_fence();
-    tile_along_columns(dk, grads, q_tile);
+    tile_along_columns(dk, grads, q_tile, TILE);
     wgmma_commit();
-    keep_alive(k, v, job);
+    k.keep(job);
+    v.keep(job);
   }
   wgmma_wait<0>();
   wgmma_hold(dk);
   wgmma_hold(dv);
-  store_rows(job.dqkv + k_at, width, dk, job.scale, me);
-  store_rows(job.dqkv + v_at, width, dv, 1, me);
+  store_rows(job.dqkv + k_at, width, dk, {job.scale, job.scale}, rows, me);
+  store_rows(job.dqkv + v_at, width, dv, {1, 1}, rows, me);
 }
 
 #endif
 
-/* dk and dv of 128 keys. Blocks with most queries come first. */
-__global__ __launch_bounds__((HOPPER_KEY_GROUPS + 1) * HOPPER_THREADS,
+template <int D>
+__global__ __launch_bounds__((GROUPS + 1) * HOPPER_WARPGROUP,
                              1) void keys_kernel(const __grid_constant__ CUtensorMap qkv_map,
                                                  const __grid_constant__ CUtensorMap dout_map,
                                                  HopperJob job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  HopperShared *sh = reinterpret_cast<HopperShared *>(memory);
+  Shared<D> *sh = reinterpret_cast<Shared<D> *>(memory);
   HopperThread me;
-  start_ring(sh, HOPPER_KEY_GROUPS);
-  if (me.group == HOPPER_KEY_GROUPS) {
+  HopperPlace b = hopper_place_of_block(job, KEYS, job.n_kv_heads, false);
+  if (b.len == 0) return;
+  int groups = Work(job, b).groups;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared<D>::RING; i++) {
+      init_barrier(&sh->full[i], 1);
+      init_barrier(&sh->empty[i], 4 * groups);
+    }
+    init_barrier(&sh->here, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (me.group == GROUPS) {
     registers_give<24>();
-    if (threadIdx.x % HOPPER_THREADS == 0) keys_copy(sh, job, &qkv_map, &dout_map);
+    if (threadIdx.x % HOPPER_WARPGROUP == 0) copy(sh, job, b, &qkv_map, &dout_map);
   } else {
     registers_take<240>();
-    keys_compute(sh, job, me);
+    if (me.group < groups) compute(sh, job, b, me);
   }
 #endif
 }
 
+template <int D>
+void launch(const HopperJob &job, const CUtensorMap &qkv_map, const CUtensorMap &dout_map,
+            cudaStream_t stream) {
+  auto kernel = keys_kernel<D>;
+  int bytes = static_cast<int>(sizeof(Shared<D>));
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<hopper_blocks(job, KEYS, job.n_kv_heads), (GROUPS + 1) * HOPPER_WARPGROUP,
+           sizeof(Shared<D>), stream>>>(qkv_map, dout_map, job);
+  CUDA_LAUNCHED();
+}
+
 }  // namespace
 
-void hopper_keys(const HopperJob &job, const CUtensorMap &qkv_map, const CUtensorMap &dout_map,
-                 cudaStream_t stream) {
-  int bytes = static_cast<int>(sizeof(HopperShared));
-  CUDA_CHECK(cudaFuncSetAttribute(keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  int blocks = job.n_seqs * job.n_kv_heads * (job.len / (HOPPER_KEY_GROUPS * HOPPER_ROWS));
-  keys_kernel<<<static_cast<unsigned>(blocks), (HOPPER_KEY_GROUPS + 1) * HOPPER_THREADS,
-                sizeof(HopperShared), stream>>>(qkv_map, dout_map, job);
-  CUDA_LAUNCHED();
+void hopper_keys(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
+                 const CUtensorMap &dout_map, cudaStream_t stream) {
+  if (head_dim == 64)
+    launch<64>(job, qkv_map, dout_map, stream);
+  else
+    launch<128>(job, qkv_map, dout_map, stream);
 }

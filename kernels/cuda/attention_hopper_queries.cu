@@ -1,122 +1,164 @@
-/* dq on Hopper: tiles of queries stay, and keys pass by. */
+/* dq on Hopper: tiles of queries stay, and keys pass by in tiles of 64. Three warpgroups own 64 of
+ * the queries each, one thread of a fourth copies. Gradients of weights are an operand in
+ * registers, as are dout's rows for heads of 64. */
 #include "kernels/cuda/attention_hopper_tiles.h"
 
 namespace {
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+enum { TILE = HOPPER_TILE_BYTES, GROUPS = 3, QUERIES = GROUPS * HOPPER_ROWS };
 
-/* What a block of queries_kernel does: tiles of queries from first_tile on, one for each warpgroup
- * (fewer at a sequence's end), keys up to the last one's. */
-struct QueriesBlock {
-  int seq, head, first_tile, groups, steps, first_row;
-  __device__ explicit QueriesBlock(const HopperJob &job) {
-    int lists = job.n_seqs * job.n_heads, list = static_cast<int>(blockIdx.x) % lists;
-    int tiles = job.len / HOPPER_ROWS,
-        blocks = (tiles + HOPPER_QUERY_GROUPS - 1) / HOPPER_QUERY_GROUPS;
-    seq = list / job.n_heads;
-    head = list % job.n_heads;
-    first_tile = (blocks - 1 - static_cast<int>(blockIdx.x) / lists) * HOPPER_QUERY_GROUPS;
-    groups = min(HOPPER_QUERY_GROUPS, tiles - first_tile);
-    steps = first_tile + groups;
-    first_row = seq * job.len;
-  }
+/* PARTS: tiles of 64 columns. STAYS: of them in shared memory for each warpgroup: q, dout. */
+template <int D>
+struct Shared {
+  static constexpr int PARTS = D / 64, RING = D == 64 ? 6 : 4, STAYS = D == 64 ? 1 : 2 * PARTS;
+  unsigned char k[RING][2 * PARTS][TILE]; /* first: at a multiple of 1024 bytes; behind k v */
+  unsigned char q[GROUPS][STAYS][TILE];
+  uint64_t full[RING], empty[RING], here;
 };
 
-__device__ __forceinline__ void queries_copy(HopperShared *sh, const HopperJob &job,
-                                             const CUtensorMap *qkv_map) {
-  QueriesBlock b(job);
-  int k_column = (job.n_heads + b.head / (job.n_heads / job.n_kv_heads)) * HOPPER_D;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* What a block does: tiles of queries from first_tile on, one for each warpgroup (fewer at a
+ * sequence's end), keys up to the last one's. */
+struct Work {
+  int first_tile, groups, steps;
+  __device__ Work(const HopperPlace &b)
+      : first_tile(b.tile * GROUPS),
+        groups(min(GROUPS, (b.len + HOPPER_ROWS - 1) / HOPPER_ROWS - first_tile)),
+        steps(first_tile + groups) {}
+};
+
+template <int D>
+__device__ __forceinline__ void copy(Shared<D> *sh, const HopperJob &job, const HopperPlace &b,
+                                     const CUtensorMap *qkv_map, const CUtensorMap *dout_map) {
+  constexpr int PARTS = Shared<D>::PARTS, RING = Shared<D>::RING, STAYS = Shared<D>::STAYS;
+  Work w(b);
   uint32_t here = shared_address(&sh->here);
-  barrier_expect(here, b.groups * HOPPER_TILE_BYTES);
-  for (int i = 0; i < b.groups; i++)
-    copy_tile(shared_address(sh->stays[i]), qkv_map, b.head * HOPPER_D,
-              b.first_row + (b.first_tile + i) * HOPPER_ROWS, here);
-  for (int step = 0; step < b.steps; step++) {
-    int at = step % HOPPER_RING, row = b.first_row + step * HOPPER_ROWS;
+  barrier_expect(here, w.groups * STAYS * TILE);
+  for (int i = 0; i < w.groups * STAYS; i++)
+    copy_tile(shared_address(sh->q[i / STAYS][i % STAYS]), i % STAYS < PARTS ? qkv_map : dout_map,
+              b.head * D + i % PARTS * 64, b.first_row + (w.first_tile + i / STAYS) * HOPPER_ROWS,
+              here);
+  int column = (job.n_heads + b.head / (job.n_heads / job.n_kv_heads)) * D;
+  for (int step = 0; step < w.steps; step++) {
+    int at = step % RING, row = b.first_row + step * HOPPER_ROWS;
     uint32_t full = shared_address(&sh->full[at]);
-    wait_for_place(sh, step);
-    barrier_expect(full, 2 * HOPPER_TILE_BYTES);
-    copy_tile(shared_address(sh->tile[at][0]), qkv_map, k_column, row, full);
-    copy_tile(shared_address(sh->tile[at][1]), qkv_map, k_column + job.n_kv_heads * HOPPER_D, row,
-              full);
+    if (step >= RING) wait_for(&sh->empty[at], step / RING - 1);
+    barrier_expect(full, 2 * PARTS * TILE);
+    for (int i = 0; i < 2 * PARTS; i++)
+      copy_tile(shared_address(sh->k[at][i]), qkv_map,
+                column + i / PARTS * job.n_kv_heads * D + i % PARTS * 64, row, full);
   }
 }
 
-__device__ __forceinline__ void queries_compute(HopperShared *sh, const HopperJob &job,
-                                                const HopperThread &me) {
-  QueriesBlock b(job);
-  int diagonal = b.first_tile + me.group, in_seq = diagonal * HOPPER_ROWS;
-  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * HOPPER_D,
-          out_width = static_cast<int64_t>(job.n_heads) * HOPPER_D, row = b.first_row + in_seq;
-  uint32_t dout[16], grads[16], q_tile = shared_address(sh->stays[me.group]);
-  float dq[32], scale2 = job.scale * HOPPER_LOG2E;
-  load_rows(dout, job.dout + row * out_width + b.head * HOPPER_D, out_width, me);
+template <int D>
+__device__ __forceinline__ void compute(Shared<D> *sh, const HopperJob &job, const HopperPlace &b,
+                                        const HopperThread &me) {
+  constexpr int PARTS = Shared<D>::PARTS, RING = Shared<D>::RING;
+  int diagonal = Work(b).first_tile + me.group, in_seq = diagonal * HOPPER_ROWS;
+  int rows = b.len - in_seq;
+  int64_t width = static_cast<int64_t>(job.n_heads + 2 * job.n_kv_heads) * D,
+          out_width = static_cast<int64_t>(job.n_heads) * D, row = b.first_row + in_seq;
+  HopperOperand<D> dout;
+  uint32_t q_tile = shared_address(sh->q[me.group][0]);
+  dout.load(job.dout + row * out_width + b.head * D, out_width, rows, q_tile + PARTS * TILE, me);
+  float dq[D / 2], scale2 = job.scale * HOPPER_LOG2E;
   clear(dq);
-  int64_t at_row = (static_cast<int64_t>(b.seq) * job.n_heads + b.head) * job.len + in_seq + me.row;
-  float lse[2] = {job.lse[at_row], job.lse[at_row + 8]},
-        delta[2] = {job.delta[at_row], job.delta[at_row + 8]};
-  barrier_wait(shared_address(&sh->here), 0);
+  int64_t stat =
+      (static_cast<int64_t>(b.head) * job.tiles + b.first_stat + diagonal) * HOPPER_ROWS + me.row;
+  float lse[2] = {job.lse[stat], job.lse[stat + 8]},
+        delta[2] = {job.delta[stat], job.delta[stat + 8]};
+  wait_for(&sh->here, 0);
   for (int step = 0; step <= diagonal; step++) { /* the rest is for the other warpgroups */
-    int at = step % HOPPER_RING;
-    uint32_t k_tile = shared_address(sh->tile[at][0]), v_tile = shared_address(sh->tile[at][1]);
+    int at = step % RING;
+    uint32_t k_tile = shared_address(sh->k[at][0]), v_tile = shared_address(sh->k[at][PARTS]);
+    wait_for(&sh->full[at], step / RING);
+    if (step == diagonal && rows < HOPPER_ROWS)
+      clear_rows<2 * PARTS>(k_tile, TILE, rows, HOPPER_ROWS, 1 + me.group);
     float p[32], dp[32];
-    wait_for_step(sh, step);
+    uint32_t grads[16];
     wgmma_fence();
-    tiles_along_rows(p, q_tile, k_tile);
+    tiles_along_rows<PARTS>(p, q_tile, TILE, k_tile, TILE);
     wgmma_commit();
-    tile_along_rows(dp, dout, v_tile);
+    if (D > 64) wgmma_wait<1>(); /* frees the registers of the step before's operand */
+    wgmma_fence();
+    dout.times(dp, v_tile);
     wgmma_commit();
     wgmma_wait<1>(); /* and for all of the step before */
     wgmma_hold(p);
-    if (step > 0) release_step(sh, step - 1);
+    if (step > 0) warp_arrives(&sh->empty[(step - 1) % RING]);
 #pragma unroll
     for (int i = 0; i < 32; i++) p[i] = exp2_fast(fmaf(p[i], scale2, -lse[i / 2 & 1]));
-    if (step == diagonal) mask_diagonal<false>(p, me);
+    if (step == diagonal) {
+#pragma unroll
+      for (int i = 0; i < 32; i++)
+        if (i / 4 * 8 + me.column + (i & 1) > me.row + (i & 2 ? 8 : 0)) p[i] = 0;
+    }
     wgmma_wait<0>();
     wgmma_hold(dp);
 #pragma unroll
     for (int i = 0; i < 32; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 & 1]);
     pack_fragment(grads, dp);
     wgmma_fence();
-    tile_along_columns(dq, grads, k_tile);
+    tile_along_columns(dq, grads, k_tile, TILE);
     wgmma_commit();
-    keep_alive(dout, dout, job);
+    dout.keep(job);
   }
   wgmma_wait<0>();
   wgmma_hold(dq);
-  store_rows(job.dqkv + row * width + b.head * HOPPER_D, width, dq, job.scale, me);
+  store_rows(job.dqkv + row * width + b.head * D, width, dq, {job.scale, job.scale}, rows, me);
 }
 
 #endif
 
-/* dq of 64 queries for each warpgroup, of one head. Blocks with most keys come first. */
-__global__ __launch_bounds__((HOPPER_QUERY_GROUPS + 1) * HOPPER_THREADS,
+template <int D>
+__global__ __launch_bounds__((GROUPS + 1) * HOPPER_WARPGROUP,
                              1) void queries_kernel(const __grid_constant__ CUtensorMap qkv_map,
+                                                    const __grid_constant__ CUtensorMap dout_map,
                                                     HopperJob job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  HopperShared *sh = reinterpret_cast<HopperShared *>(memory);
+  Shared<D> *sh = reinterpret_cast<Shared<D> *>(memory);
   HopperThread me;
-  int groups = QueriesBlock(job).groups;
-  start_ring(sh, groups);
-  if (me.group == HOPPER_QUERY_GROUPS) {
+  HopperPlace b = hopper_place_of_block(job, QUERIES, job.n_heads, true);
+  if (b.len == 0) return;
+  int groups = Work(b).groups;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared<D>::RING; i++) {
+      init_barrier(&sh->full[i], 1);
+      init_barrier(&sh->empty[i], 4 * groups);
+    }
+    init_barrier(&sh->here, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (me.group == GROUPS) {
     registers_give<24>();
-    if (threadIdx.x % HOPPER_THREADS == 0) queries_copy(sh, job, &qkv_map);
+    if (threadIdx.x % HOPPER_WARPGROUP == 0) copy(sh, job, b, &qkv_map, &dout_map);
   } else {
     registers_take<160>();
-    if (me.group < groups) queries_compute(sh, job, me);
+    if (me.group < groups) compute(sh, job, b, me);
   }
 #endif
+}
+
+template <int D>
+void launch(const HopperJob &job, const CUtensorMap &qkv_map, const CUtensorMap &dout_map,
+            cudaStream_t stream) {
+  auto kernel = queries_kernel<D>;
+  int bytes = static_cast<int>(sizeof(Shared<D>));
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<hopper_blocks(job, QUERIES, job.n_heads), (GROUPS + 1) * HOPPER_WARPGROUP,
+           sizeof(Shared<D>), stream>>>(qkv_map, dout_map, job);
+  CUDA_LAUNCHED();
 }
 
 }  // namespace
 
-void hopper_queries(const HopperJob &job, const CUtensorMap &qkv_map, cudaStream_t stream) {
-  int bytes = static_cast<int>(sizeof(HopperShared)), tiles = job.len / HOPPER_ROWS;
-  CUDA_CHECK(
-      cudaFuncSetAttribute(queries_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  int blocks = job.n_seqs * job.n_heads * ((tiles + HOPPER_QUERY_GROUPS - 1) / HOPPER_QUERY_GROUPS);
-  queries_kernel<<<static_cast<unsigned>(blocks), (HOPPER_QUERY_GROUPS + 1) * HOPPER_THREADS,
-                   sizeof(HopperShared), stream>>>(qkv_map, job);
-  CUDA_LAUNCHED();
+void hopper_queries(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
+                    const CUtensorMap &dout_map, cudaStream_t stream) {
+  if (head_dim == 64)
+    launch<64>(job, qkv_map, dout_map, stream);
+  else
+    launch<128>(job, qkv_map, dout_map, stream);
 }

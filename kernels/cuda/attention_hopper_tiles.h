@@ -1,5 +1,5 @@
-/* What the kernels of attention's backward on Hopper share: their job, the ring of tiles in shared
- * memory, and fragments. attention_hopper.cu says how they work. */
+/* What the attention kernels on Hopper share: their job, what a block of them works on, tiles in
+ * shared memory and fragments. attention_hopper.cu says how the kernels work. */
 #ifndef KERNELS_CUDA_ATTENTION_HOPPER_TILES_H
 #define KERNELS_CUDA_ATTENTION_HOPPER_TILES_H
 
@@ -7,41 +7,102 @@
 
 typedef __nv_bfloat16 bf16;
 
-/* Warpgroups of a block, as registers allow; one more copies, up to HOPPER_RING steps ahead, and
- * leaves them its registers. */
 enum {
-  HOPPER_D = 64,
-  HOPPER_ROWS = 64,
-  HOPPER_THREADS = 128,
-  HOPPER_RING = 6,
-  HOPPER_KEY_GROUPS = 2,
-  HOPPER_QUERY_GROUPS = 3,
+  HOPPER_ROWS = 64, /* of a tile */
   HOPPER_TILE_BYTES = 64 * 64 * 2,
-  HOPPER_ROW_BYTES = 64 * 4
+  HOPPER_WARPGROUP = 128,
+  HOPPER_TOGETHER = 32 /* lists of tiles that run side by side */
 };
 #define HOPPER_LOG2E 1.44269504F
 
-struct HopperShared {
-  unsigned char tile[HOPPER_RING][2][HOPPER_TILE_BYTES]; /* first: at a multiple of 1024 bytes */
-  unsigned char stays[HOPPER_QUERY_GROUPS][HOPPER_TILE_BYTES]; /* each warpgroup's queries */
-  float row[HOPPER_RING][2][HOPPER_ROWS];                      /* lse and delta of the queries */
-  uint64_t full[HOPPER_RING], empty[HOPPER_RING], here;
-};
-
 struct HopperJob {
-  int n_seqs, len, n_heads, n_kv_heads;
+  int n_seqs, n_heads, n_kv_heads;
+  int len;            /* of every sequence; 0 where they differ */
+  int n;              /* tokens */
+  const int *offsets; /* [n_seqs + 1] */
   float scale;
   const bf16 *qkv, *dout;
-  const float *lse, *delta; /* [B, H, len]; lse in powers of two */
-  bf16 *dqkv;
+  bf16 *out, *dqkv;
+  float *lse_NH; /* the forward's; may be absent */
+  /* The backward's. Of tiles of 64 rows a sequence has those that it fills and up to one more. */
+  int tiles;
+  float *lse, *delta; /* [H, tiles, 64]; lse in powers of two, infinite behind a sequence's end */
 };
 
-/* dk and dv; dq. */
-void hopper_keys(const HopperJob &job, const CUtensorMap &qkv_map, const CUtensorMap &dout_map,
-                 cudaStream_t stream);
-void hopper_queries(const HopperJob &job, const CUtensorMap &qkv_map, cudaStream_t stream);
+/* The kernels, for heads of 64 or 128: out; dk and dv; dq. Maps are of tiles, 64 rows of 64. */
+void hopper_forward(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
+                    cudaStream_t stream);
+void hopper_keys(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
+                 const CUtensorMap &dout_map, cudaStream_t stream);
+void hopper_queries(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
+                    const CUtensorMap &dout_map, cudaStream_t stream);
+
+/* ---- sequences in tiles of `rows` rows ---- */
+
+/* Places for tiles: sequence b starts at place offsets[b] / rows + b. */
+static inline int hopper_places(int n, int n_seqs, int rows) { return n / rows + n_seqs; }
+
+/* Blocks for tiles of `rows` rows of `heads` heads. */
+static inline unsigned hopper_blocks(const HopperJob &job, int rows, int heads) {
+  int places = job.len > 0 ? job.n_seqs * ((job.len + rows - 1) / rows)
+                           : hopper_places(job.n, job.n_seqs, rows);
+  return static_cast<unsigned>(places * heads);
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* The sequence that place t belongs to. */
+__device__ inline int hopper_seq(const HopperJob &job, int rows, int t) {
+  int low = 0, high = job.n_seqs - 1;
+  while (low < high) {
+    int mid = (low + high + 1) / 2;
+    if (job.offsets[mid] / rows + mid <= t)
+      low = mid;
+    else
+      high = mid - 1;
+  }
+  return low;
+}
+
+/* A tile of a sequence, for one head. */
+struct HopperPlace {
+  int head, first_row, len; /* the sequence's; len 0: there is no such tile */
+  int tile, first_stat;     /* in the sequence; first of its tiles of 64 in the job's */
+};
+
+/* rank: of the sequence's tiles, counted from its end. */
+__device__ inline HopperPlace hopper_place(const HopperJob &job, int rows, int seq, int head,
+                                           int rank) {
+  int first = job.offsets[seq], len = job.offsets[seq + 1] - first;
+  int tiles = (len + rows - 1) / rows;
+  return {head, first, rank < tiles ? len : 0, tiles - 1 - rank, first / HOPPER_ROWS + seq};
+}
+
+/* The block's, for tiles of `rows` rows of `heads` heads. Blocks with most work come first: for
+ * queries the sequence's last tiles (from_end), for keys its first. Where sequences have one
+ * length, HOPPER_TOGETHER lists of tiles at a time: those that run together share the cache. */
+__device__ inline HopperPlace hopper_place_of_block(const HopperJob &job, int rows, int heads,
+                                                    bool from_end) {
+  int block = static_cast<int>(blockIdx.x), seq, head, rank;
+  if (job.len > 0) {
+    int lists = job.n_seqs * heads, ranks = (job.len + rows - 1) / rows;
+    int first = block / (HOPPER_TOGETHER * ranks) * HOPPER_TOGETHER, rest = block - first * ranks;
+    int some = min(HOPPER_TOGETHER, lists - first), list = first + rest % some;
+    seq = list / heads;
+    head = list % heads;
+    rank = rest / some;
+  } else {
+    int t = block / heads;
+    seq = hopper_seq(job, rows, t);
+    head = block % heads;
+    rank = t - (job.offsets[seq] / rows + seq);
+  }
+  HopperPlace p = hopper_place(job, rows, seq, head, rank);
+  if (!from_end) p.tile = rank;
+  return p;
+}
+
+/* ---- threads ---- */
 
 __device__ inline uint32_t shared_address(const void *p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -51,86 +112,102 @@ __device__ inline uint32_t shared_address(const void *p) {
 struct HopperThread {
   int group, row, column;
   __device__ HopperThread()
-      : group(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / HOPPER_THREADS, 0)),
+      : group(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / HOPPER_WARPGROUP, 0)),
         row(static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4),
         column(static_cast<int>(threadIdx.x) % 4 * 2) {}
 };
 
-/* groups: warpgroups that read the ring. */
-__device__ inline void start_ring(HopperShared *sh, int groups) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < HOPPER_RING; i++) {
-      barrier_init(shared_address(&sh->full[i]), 1);
-      barrier_init(shared_address(&sh->empty[i]), groups * HOPPER_THREADS / 32);
-    }
-    barrier_init(shared_address(&sh->here), 1);
-    barrier_init_done();
-  }
-  __syncthreads();
+__device__ inline void init_barrier(uint64_t *barrier, int arrivals) {
+  barrier_init(shared_address(barrier), arrivals);
 }
-
-/* Before `step` fills its place again: the warpgroups are done with it. */
-__device__ inline void wait_for_place(HopperShared *sh, int step) {
-  if (step >= HOPPER_RING)
-    barrier_wait(shared_address(&sh->empty[step % HOPPER_RING]), (step / HOPPER_RING + 1) & 1);
+/* Until what is n-th there, counted from 0. */
+__device__ inline void wait_for(uint64_t *barrier, int n) {
+  barrier_wait(shared_address(barrier), n & 1);
 }
-__device__ inline void wait_for_step(HopperShared *sh, int step) {
-  barrier_wait(shared_address(&sh->full[step % HOPPER_RING]), step / HOPPER_RING & 1);
-}
-/* Every warp says when it has read a step's place. */
-__device__ inline void release_step(HopperShared *sh, int step) {
+/* Every warp says it once. */
+__device__ inline void warp_arrives(uint64_t *barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh->empty[step % HOPPER_RING]));
+  if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(barrier));
 }
 
-/* 64 rows as an A fragment. */
-__device__ inline void load_rows(uint32_t (&a)[16], const bf16 *first, int64_t stride,
-                                 const HopperThread &me) {
-  const bf16 *p = first + me.row * stride + me.column;
+/* ---- fragments and tiles ---- */
+
+template <int N>
+__device__ inline void clear(float (&c)[N]) {
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
-    a[2 * j] = *reinterpret_cast<const uint32_t *>(p + 8 * j);
-    a[2 * j + 1] = *reinterpret_cast<const uint32_t *>(p + 8 * stride + 8 * j);
-  }
+  for (int i = 0; i < N; i++) c[i] = 0;
+  wgmma_hold(c);
 }
-__device__ inline void store_rows(bf16 *first, int64_t stride, const float (&c)[32], float scale,
-                                  const HopperThread &me) {
+
+template <int N>
+__device__ inline void pack_fragment(uint32_t (&a)[N / 2], const float (&c)[N]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) a[i] = pack_pair(c[2 * i], c[2 * i + 1]);
+}
+
+/* Of 64 rows of c the first `rows`, times scale[0] in a thread's first row and scale[1] in its
+ * second. */
+template <int N>
+__device__ inline void store_rows(bf16 *first, int64_t stride, const float (&c)[N],
+                                  const float (&scale)[2], int rows, const HopperThread &me) {
   bf16 *p = first + me.row * stride + me.column;
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
-    *reinterpret_cast<uint32_t *>(p + 8 * j) = pack_pair(scale * c[4 * j], scale * c[4 * j + 1]);
-    *reinterpret_cast<uint32_t *>(p + 8 * stride + 8 * j) =
-        pack_pair(scale * c[4 * j + 2], scale * c[4 * j + 3]);
+  for (int i = 0; i < N; i += 2) {
+    int second = i / 2 & 1;
+    if (me.row + 8 * second < rows)
+      *reinterpret_cast<uint32_t *>(p + 8 * second * stride + i / 4 * 8) =
+          pack_pair(scale[second] * c[i], scale[second] * c[i + 1]);
   }
 }
 
-/* Never stores, but the compiler cannot know: fragments that stay are alive wherever this stands.
- * ptxas 13.0 otherwise gives their registers to fragments that come later in the same loop. */
-__device__ inline void keep_alive(const uint32_t (&a)[16], const uint32_t (&b)[16],
-                                  const HopperJob &job) {
-  if (job.len < 0)
-    for (int i = 0; i < 16; i++) reinterpret_cast<volatile uint32_t *>(job.dqkv)[i] = a[i] + b[i];
+/* Rows [from, rows) of tiles side by side, `next` bytes apart, become 0: what lies behind a
+ * sequence's end belongs to another and may be NaN. A warpgroup does it for itself. */
+template <int TILES>
+__device__ inline void clear_rows(uint32_t tile, int next, int from, int rows, int barrier) {
+  for (int i = 0; i < TILES; i++)
+    for (int at = 128 * from + 16 * (static_cast<int>(threadIdx.x) % 128); at < 128 * rows;
+         at += 16 * 128)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + i * next + at), "r"(0)
+                   : "memory");
+  shared_written();
+  named_wait(barrier, HOPPER_WARPGROUP);
 }
 
-__device__ inline void clear(float (&c)[32]) {
-#pragma unroll
-  for (int i = 0; i < 32; i++) c[i] = 0;
-}
-
-/* c[row, column] of a pair becomes 0 where the key lies behind the query. */
-template <bool KEYS_ARE_ROWS>
-__device__ inline void mask_diagonal(float (&p)[32], const HopperThread &me) {
-#pragma unroll
-  for (int i = 0; i < 32; i++) {
-    int row = me.row + (i & 2 ? 8 : 0), column = i / 4 * 8 + me.column + (i & 1);
-    if (KEYS_ARE_ROWS ? row > column : column > row) p[i] = 0;
+/* A warpgroup's 64 rows that stay, as the left operand of products with tiles that pass by: for
+ * heads of 64 in registers, for heads of 128 in shared memory. */
+template <int D>
+struct HopperOperand {
+  uint32_t tile;
+  __device__ inline void load(const bf16 *, int64_t, int, uint32_t shared, const HopperThread &) {
+    tile = shared;
   }
-}
-
-__device__ inline void pack_fragment(uint32_t (&a)[16], const float (&c)[32]) {
+  __device__ inline void times(float (&c)[32], uint32_t other) const {
+    tiles_along_rows<D / 64>(c, tile, HOPPER_TILE_BYTES, other, HOPPER_TILE_BYTES);
+  }
+  __device__ inline void keep(const HopperJob &) const {}
+};
+template <>
+struct HopperOperand<64> {
+  uint32_t a[16];
+  __device__ inline void load(const bf16 *first, int64_t stride, int rows, uint32_t,
+                              const HopperThread &me) {
+    const bf16 *p = first + me.row * stride + me.column;
 #pragma unroll
-  for (int i = 0; i < 16; i++) a[i] = pack_pair(c[2 * i], c[2 * i + 1]);
-}
+    for (int i = 0; i < 16; i++)
+      a[i] = me.row + i % 2 * 8 < rows
+                 ? *reinterpret_cast<const uint32_t *>(p + i % 2 * 8 * stride + i / 2 * 8)
+                 : 0;
+  }
+  __device__ inline void times(float (&c)[32], uint32_t other) const {
+    tile_along_rows(c, a, other);
+  }
+  /* Never stores, but the compiler cannot know: the operand is alive wherever this stands. ptxas
+   * 13.0 otherwise gives its registers to fragments that come later in the same loop. */
+  __device__ inline void keep(const HopperJob &job) const {
+    if (job.n < 0)
+      for (int i = 0; i < 16; i++) reinterpret_cast<volatile uint32_t *>(job.dqkv)[i] = a[i];
+  }
+};
 
 #endif
 

@@ -112,7 +112,7 @@ char *cuda_attention_report(Device *d) {
   if (!a->handle) return mem_strdup(a->why);
   char *text = mem_printf(
       "cuDNN %zu%s\n", a->dnn.cudnnGetVersion(),
-      cuda_of(d)->arch == 90 ? "; backward of heads of 64, equal lengths: Hopper's kernels" : "");
+      cuda_of(d)->arch == 90 ? "; heads of 64 and 128 without a window: the own kernels for Hopper" : "");
   for (AttnPlan *list : a->plans)
     for (AttnPlan *p = list; p; p = p->next) {
       const CudnnGraph *g = p->graph;

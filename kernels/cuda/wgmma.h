@@ -16,69 +16,84 @@
 
 #include "kernels/cuda/cuda.h"
 
+/* Operands of 4, 16 or 32 registers in a row. */
+#define WGMMA_4(mode, c, i) mode(c[i]), mode(c[(i) + 1]), mode(c[(i) + 2]), mode(c[(i) + 3])
+#define WGMMA_16(mode, c, i)                                                 \
+  WGMMA_4(mode, c, i), WGMMA_4(mode, c, (i) + 4), WGMMA_4(mode, c, (i) + 8), \
+      WGMMA_4(mode, c, (i) + 12)
+#define WGMMA_32(mode, c, i) WGMMA_16(mode, c, i), WGMMA_16(mode, c, (i) + 16)
+#define WGMMA_N32                                         \
+  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+#define WGMMA_N64                                           \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "   \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+#define WGMMA_N128                                                   \
+  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "           \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"          \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+
 /* C += A B^T, one step of 16 of the sum. COLUMNS: B's sum runs along columns. */
 template <bool COLUMNS>
 __device__ inline void wgmma_step(float (&c)[32], const uint32_t *a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-      "{%32,%33,%34,%35}, %36, 1, 1, 1, %37;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
-        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
-        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
-        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(COLUMNS ? 1 : 0));
+  asm volatile(WGMMA_N64 "{%32,%33,%34,%35}, %36, 1, 1, 1, %37;\n"
+               : WGMMA_32("+f", c, 0)
+               : WGMMA_4("r", a, 0), "l"(b), "n"(COLUMNS ? 1 : 0));
+}
+template <bool COLUMNS>
+__device__ inline void wgmma_step(float (&c)[64], const uint32_t *a, uint64_t b) {
+  asm volatile(WGMMA_N128 "{%64,%65,%66,%67}, %68, 1, 1, 1, %69;\n"
+               : WGMMA_32("+f", c, 0), WGMMA_32("+f", c, 32)
+               : WGMMA_4("r", a, 0), "l"(b), "n"(COLUMNS ? 1 : 0));
 }
 /* C = A B^T: what c held is not read, and need not be kept. */
 __device__ inline void wgmma_first(float (&c)[32], const uint32_t *a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-      "{%32,%33,%34,%35}, %36, 0, 1, 1, 0;\n"
-      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]), "=f"(c[4]), "=f"(c[5]), "=f"(c[6]),
-        "=f"(c[7]), "=f"(c[8]), "=f"(c[9]), "=f"(c[10]), "=f"(c[11]), "=f"(c[12]), "=f"(c[13]),
-        "=f"(c[14]), "=f"(c[15]), "=f"(c[16]), "=f"(c[17]), "=f"(c[18]), "=f"(c[19]), "=f"(c[20]),
-        "=f"(c[21]), "=f"(c[22]), "=f"(c[23]), "=f"(c[24]), "=f"(c[25]), "=f"(c[26]), "=f"(c[27]),
-        "=f"(c[28]), "=f"(c[29]), "=f"(c[30]), "=f"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  asm volatile(WGMMA_N64 "{%32,%33,%34,%35}, %36, 0, 1, 1, 0;\n"
+               : WGMMA_32("=f", c, 0)
+               : WGMMA_4("r", a, 0), "l"(b));
 }
 
 /* The same with A in shared memory: both sums run along rows. */
 __device__ inline void wgmma_shared_step(float (&c)[32], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-      "%32, %33, 1, 1, 1, 0, 0;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
-        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
-        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
-        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b));
+  asm volatile(WGMMA_N64 "%32, %33, 1, 1, 1, 0, 0;\n" : WGMMA_32("+f", c, 0) : "l"(a), "l"(b));
+}
+__device__ inline void wgmma_shared_step(float (&c)[64], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA_N128 "%64, %65, 1, 1, 1, 0, 0;\n"
+               : WGMMA_32("+f", c, 0), WGMMA_32("+f", c, 32)
+               : "l"(a), "l"(b));
 }
 __device__ inline void wgmma_shared_first(float (&c)[32], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-      "%32, %33, 0, 1, 1, 0, 0;\n"
-      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]), "=f"(c[4]), "=f"(c[5]), "=f"(c[6]),
-        "=f"(c[7]), "=f"(c[8]), "=f"(c[9]), "=f"(c[10]), "=f"(c[11]), "=f"(c[12]), "=f"(c[13]),
-        "=f"(c[14]), "=f"(c[15]), "=f"(c[16]), "=f"(c[17]), "=f"(c[18]), "=f"(c[19]), "=f"(c[20]),
-        "=f"(c[21]), "=f"(c[22]), "=f"(c[23]), "=f"(c[24]), "=f"(c[25]), "=f"(c[26]), "=f"(c[27]),
-        "=f"(c[28]), "=f"(c[29]), "=f"(c[30]), "=f"(c[31])
-      : "l"(a), "l"(b));
+  asm volatile(WGMMA_N64 "%32, %33, 0, 1, 1, 0, 0;\n" : WGMMA_32("=f", c, 0) : "l"(a), "l"(b));
+}
+__device__ inline void wgmma_shared_first(float (&c)[64], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA_N128 "%64, %65, 0, 1, 1, 0, 0;\n"
+               : WGMMA_32("=f", c, 0), WGMMA_32("=f", c, 32)
+               : "l"(a), "l"(b));
+}
+
+/* And where both sums run along columns. */
+__device__ inline void wgmma_columns_step(float (&c)[16], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA_N32 "%16, %17, 1, 1, 1, 1, 1;\n" : WGMMA_16("+f", c, 0) : "l"(a), "l"(b));
+}
+__device__ inline void wgmma_columns_first(float (&c)[16], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA_N32 "%16, %17, 0, 1, 1, 1, 1;\n" : WGMMA_16("=f", c, 0) : "l"(a), "l"(b));
+}
+__device__ inline void wgmma_columns_step(float (&c)[32], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA_N64 "%32, %33, 1, 1, 1, 1, 1;\n" : WGMMA_32("+f", c, 0) : "l"(a), "l"(b));
+}
+__device__ inline void wgmma_columns_first(float (&c)[32], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA_N64 "%32, %33, 0, 1, 1, 1, 1;\n" : WGMMA_32("=f", c, 0) : "l"(a), "l"(b));
 }
 
 /* What is read between a wait and the next product must pass through here: the compiler does not
  * see that products end later than they are written. */
-__device__ inline void wgmma_hold(float (&c)[32]) {
+template <int N>
+__device__ inline void wgmma_hold(float (&c)[N]) {
 #pragma unroll
-  for (int i = 0; i < 32; i++) asm volatile("" : "+f"(c[i])::"memory");
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() {
@@ -90,10 +105,11 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Descriptor of a tile: groups of 8 rows lie 1024 bytes apart, 128-byte swizzle. */
-__device__ inline uint64_t tile_descriptor(uint32_t shared) {
-  return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 16) |
-         ((shared & 0x3ffff) >> 4);
+/* Descriptor of a tile: groups of 8 rows lie 1024 bytes apart, 128-byte swizzle. Where products
+ * take 128 columns of two tiles side by side, `next` is the bytes from one to the other. */
+__device__ inline uint64_t tile_descriptor(uint32_t shared, int next = 16) {
+  return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) |
+         (static_cast<uint64_t>(next >> 4) << 16) | ((shared & 0x3ffff) >> 4);
 }
 
 /* c = a tile^T: each number of c is a row of a times a row of the tile. Committed by the caller. */
@@ -106,21 +122,30 @@ __device__ inline void tile_along_rows(float (&c)[32], const uint32_t (&a)[16], 
     else
       wgmma_step<false>(c, a + 4 * k, b + 2 * k);
 }
-/* c = A tile^T with A a tile too. */
-__device__ inline void tiles_along_rows(float (&c)[32], uint32_t a_tile, uint32_t tile) {
-  uint64_t a = tile_descriptor(a_tile), b = tile_descriptor(tile);
+/* c = A B^T with A and B of TILES tiles side by side, a_next and b_next bytes apart. A has 64 rows,
+ * B as many as c has columns: 64 or 128. */
+template <int TILES, int N>
+__device__ inline void tiles_along_rows(float (&c)[N], uint32_t a_tile, int a_next, uint32_t b_tile,
+                                        int b_next) {
+  uint64_t a = tile_descriptor(a_tile), b = tile_descriptor(b_tile);
 #pragma unroll
-  for (int k = 0; k < 4; k++)
+  for (int k = 0; k < 4 * TILES; k++) {
+    uint64_t a_k = a + (k / 4) * (a_next >> 4) + 2 * (k % 4),
+             b_k = b + (k / 4) * (b_next >> 4) + 2 * (k % 4);
     if (k == 0)
-      wgmma_shared_first(c, a, b);
+      wgmma_shared_first(c, a_k, b_k);
     else
-      wgmma_shared_step(c, a + 2 * k, b + 2 * k);
+      wgmma_shared_step(c, a_k, b_k);
+  }
 }
-/* c += a tile. */
-__device__ inline void tile_along_columns(float (&c)[32], const uint32_t (&a)[16], uint32_t tile) {
-  uint64_t b = tile_descriptor(tile);
+/* c += a B, with as many rows of B as a has columns. B is a tile or, where c has 128 columns, two,
+ * b_next bytes apart. */
+template <int N, int M>
+__device__ inline void tile_along_columns(float (&c)[N], const uint32_t (&a)[M], uint32_t b_tile,
+                                          int b_next = 16) {
+  uint64_t b = tile_descriptor(b_tile, b_next);
 #pragma unroll
-  for (int k = 0; k < 4; k++) wgmma_step<true>(c, a + 4 * k, b + 128 * k);
+  for (int k = 0; k < M / 4; k++) wgmma_step<true>(c, a + 4 * k, b + 128 * k);
 }
 
 /* A warpgroup gives registers back, another takes them: N for each of its threads from here on. */
@@ -175,6 +200,19 @@ __device__ inline void copy_bytes(uint32_t to, const void *from, int bytes, uint
       "[%3];" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+/* Behind ordinary writes to shared memory that products or the copy engine read next. */
+__device__ inline void shared_written() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* Among `threads` threads, a multiple of 32, that use the same of 16 barriers; 0 is
+ * __syncthreads's. The second arrives and does not wait. */
+__device__ inline void named_wait(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* ---- arithmetic ---- */
