@@ -156,7 +156,6 @@ ALWAYS void encode_fed(WireKind kind, const float *sent, int64_t n, float scale,
   }
 }
 
-/* past_cache: out is whole lines that are read much later. */
 static void encode_fed_wide(WireKind kind, const float *sent, int64_t n, float scale, float keep,
                             uint16_t *error, uint8_t *out) {
   if (kind == WIRE_INT8) encode_fed(WIRE_INT8, sent, n, scale, keep, error, out);
@@ -166,6 +165,7 @@ static void encode_fed_wide(WireKind kind, const float *sent, int64_t n, float s
 
 /* ---- formats without blocks: all at once ---- */
 
+/* past_cache: out is whole lines that are read much later. */
 static void fed_f32_wide(const float *x, int64_t n, float keep, uint16_t *error, bool past_cache,
                          float *out) {
   for (int64_t i = 0; i < n; i += 32) {
