@@ -21,6 +21,10 @@ static const Case cases[] = {
     {2, {129, 70}, {6, 2, 80, 0.11F, 64}},
     {1, {70}, {8, 1, 48, 0.144F, 1000}},
     {1, {9}, {1, 1, 3, 0.5F, 0}},
+    {3, {70, 16, 17}, {6, 2, 8, 0.35F, 0}}, /* narrow heads by twos and one */
+    {2, {90, 33}, {5, 1, 4, 0.5F, 0}},
+    {2, {100, 49}, {3, 3, 8, 0.4F, 37}},
+    {1, {120}, {2, 1, 8, 6.0F, 0}},
     {1, {260}, {1, 1, 64, 3.0F, 0}}, /* sharp softmax: scores of several tens */
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/kv_cache.h"
 #include "kernels/cpu/tile.h"
 #include "kernels/cpu/vecmath.h"
 
@@ -40,23 +40,6 @@ void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k
       memcpy(v_block + place * D, v + h * D, sizeof(float) * (size_t)D);
     }
   }
-}
-
-typedef struct DecodeArgs {
-  AttnShape s;
-  int64_t page_size, n_pages, table_width;
-  const float *q, *k_pages, *v_pages;
-  const int32_t *table, *len;
-  int64_t q_stride;
-  float *out;
-} DecodeArgs;
-
-/* The block of a kv head in a page of sequence b. */
-static const float *block_at(const DecodeArgs *a, const float *pages, int64_t b, int64_t page,
-                             int64_t kv_head) {
-  int32_t id = a->table[b * a->table_width + page];
-  if (id < 0 || id >= a->n_pages) die("KV page %d is outside [0, %lld)", id, (long long)a->n_pages);
-  return pages + ((int64_t)id * a->s.n_kv_heads + kv_head) * a->page_size * a->s.head_dim;
 }
 
 /* score[j] = q.k_j for the tokens of a block; q is scaled. */
@@ -108,47 +91,66 @@ static void add_block(int64_t D, int64_t n, const float *weight, const float *v,
     for (int64_t c = i; c < D; c++) out[c] += weight[j] * v[j * D + c];
 }
 
-/* score becomes exp(score - max); returns their sum. */
+/* score becomes exp(score - max); returns their sum. Behind the last one there is room for a vector
+ * of them, so that all are whole. */
 static float softmax_scores(int64_t n, float *score) {
-  float max = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < n; j++) max = score[j] > max ? score[j] : max;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < n; j++) {
-    score[j] = exp_f32(score[j] - max);
-    sum += score[j];
+  int64_t whole = round_up(n, VEC);
+  float largest = -INFINITY;
+  for (int64_t j = n; j < whole; j++) score[j] = -INFINITY; /* e^-87 of the largest */
+  Vec max = vec_load(score), sum = {0};
+  for (int64_t j = 0; j < whole; j += VEC) max = vec_larger(vec_load(score + j), max);
+  for (int c = 0; c < VEC; c++) largest = max[c] > largest ? max[c] : largest;
+  for (int64_t j = 0; j < whole; j += VEC) {
+#pragma omp simd
+    for (int c = 0; c < VEC; c++) {
+      float x = score[j + c] - largest;
+      score[j + c] = exp_f32(x < -87.0f ? -87.0f : x); /* nothing; no slow denormal number */
+    }
+    sum += vec_load(score + j);
   }
-  return sum;
+  return vec_sum(sum);
 }
 
-/* All query heads of one kv head of sequence b, so that its blocks are read once. q: scratch of a
- * head, score: [heads of the group, stride]. */
-static void decode_group(const DecodeArgs *a, int64_t b, int64_t kv_head, float *q, float *score,
+/* Query heads of n kv heads of sequence b, which lie next to each other in a page. scratch, for
+ * each query head: q [D], score [stride]. */
+static void decode_heads(const DecodeArgs *a, int64_t b, int64_t kv_head, int64_t n, float *scratch,
                          int64_t stride) {
   int64_t D = a->s.head_dim, size = a->page_size, group = a->s.n_heads / a->s.n_kv_heads;
+  int64_t heads = n * group, block = size * D;
+  float *q = scratch, *score = q + heads * D;
   int64_t len = a->len[b], first = a->s.window > 0 ? max_i64(0, len - a->s.window) : 0;
   const float *q_row = a->q + b * a->q_stride + kv_head * group * D;
   float *out = a->out + (b * a->s.n_heads + kv_head * group) * D;
-  for (int64_t i = 0; i < group * D; i++) {
+  for (int64_t i = 0; i < heads * D; i++) {
     q[i] = a->s.scale * q_row[i];
     out[i] = 0;
   }
   if (len == 0) return;
   for (int64_t p = first / size; p * size < len; p++) {
     const float *k = block_at(a, a->k_pages, b, p, kv_head);
-    for (int64_t h = 0; h < group; h++)
-      score_block(D, q + h * D, size, k, score + h * stride + p * size);
+    for (int64_t h = 0; h < heads; h++)
+      score_block(D, q + h * D, size, k + h / group * block, score + h * stride + p * size);
   }
-  for (int64_t h = 0; h < group; h++) {
-    float *weight = score + h * stride + first;
-    float inverse = 1.0f / softmax_scores(len - first, weight);
-    for (int64_t j = 0; j < len - first; j++) weight[j] *= inverse;
-  }
+  for (int64_t h = 0; h < heads; h++) /* q is read no more */
+    q[h] = 1.0f / softmax_scores(len - first, score + h * stride + first);
   for (int64_t p = first / size; p * size < len; p++) {
-    int64_t from = max_i64(first, p * size), n = min_i64(len, (p + 1) * size) - from;
+    int64_t from = max_i64(first, p * size), tokens = min_i64(len, (p + 1) * size) - from;
     const float *v = block_at(a, a->v_pages, b, p, kv_head) + (from - p * size) * D;
-    for (int64_t h = 0; h < group; h++) add_block(D, n, score + h * stride + from, v, out + h * D);
+    for (int64_t h = 0; h < heads; h++) {
+      const float *weight = score + h * stride + from;
+      add_block(D, tokens, weight, v + h / group * block, out + h * D);
+    }
   }
+  for (int64_t i = 0; i < heads * D; i++) out[i] *= q[i / D];
+}
+
+/* KV heads that are read together: as many as have their scores in a first-level cache, since what
+ * lies together comes faster; fewer where threads would have nothing to do. */
+static int64_t heads_together(AttnShape s, int64_t batch, int64_t stride, int threads) {
+  enum { SCORES = 4096, TASKS = 4 /* for each thread */ };
+  int64_t n = min_i64(s.n_kv_heads, SCORES / (stride * (s.n_heads / s.n_kv_heads)));
+  while (n > 1 && threads > 1 && batch * ((s.n_kv_heads + n - 1) / n) < TASKS * threads) n /= 2;
+  return max_i64(n, 1);
 }
 
 void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,
@@ -178,14 +180,21 @@ void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor
           a.len[b], (long long)(a.table_width * a.page_size));
     longest = max_i64(longest, a.len[b]);
   }
-  int64_t stride = round_up(longest, a.page_size); /* scores are made by whole pages */
+  int64_t stride = round_up(longest, a.page_size) + VEC; /* scores are made by whole pages */
+  int64_t together = heads_together(s, batch, stride, d->threads);
+  int64_t tasks = (s.n_kv_heads + together - 1) / together;
 #pragma omp parallel num_threads(d->threads) if (batch * H * longest * s.head_dim >= PARALLEL_MIN)
   {
-    float *q = scratch_alloc(group * (s.head_dim + stride));
+    float *scratch = scratch_alloc(together * group * (s.head_dim + stride) + stride);
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; b++)
-      for (int64_t h = 0; h < s.n_kv_heads; h++)
-        decode_group(&a, b, h, q, q + group * s.head_dim, stride);
-    free(q);
+      for (int64_t t = 0; t < tasks; t++) {
+        int64_t head = t * together, n = min_i64(together, s.n_kv_heads - head);
+        if (kv_is_narrow(&a))
+          kv_decode_narrow(&a, b, head, n, scratch, stride);
+        else
+          decode_heads(&a, b, head, n, scratch, stride);
+      }
+    free(scratch);
   }
 }
