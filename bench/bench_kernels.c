@@ -161,7 +161,7 @@ static void run_glu(Bench *b, void *arg) {
 }
 static void run_glu_bwd(Bench *b, void *arg) {
   Rows *r = arg;
-  b->ops->swiglu_bwd(b->d, r->grad, r->gu, r->dgu);
+  b->ops->swiglu_bwd(b->d, r->grad, r->gu, r->dgu, (Tensor){0});
 }
 static void run_rope(Bench *b, void *arg) {
   Rows *r = arg;

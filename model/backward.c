@@ -6,20 +6,21 @@
 #include "model/internal.h"
 
 /* From dy_NC, the gradient of the MLP's output: weight gradients, and din = .. + beta din. din may
- * be dy. */
-static void mlp_backward(Model *m, const BlockParams *p, const BlockActs *a, Tensor in_NC,
-                         Tensor dy_NC, float beta, Tensor din_NC) {
+ * be dy. SwiGLU's output comes with its gradient where the forward's was not kept. */
+static void mlp_backward(Model *m, const BlockParams *p, Keep kept, const BlockActs *a,
+                         Tensor in_NC, Tensor dy_NC, float beta, Tensor din_NC) {
   const ModelConfig *c = &m->config;
   int64_t n = dy_NC.dim[0];
   int joined = up_joined(c);
   ArenaMark mark = arena_mark(m->arena);
   Tensor dact_NF = push_act(m, n, c->ffn), dup_NU = push_act(m, n, up_width(c));
-  linear_backward_weight(m, dy_NC, a->act_NF, p->down, p->down_bias, 1);
   linear_backward_input(m, dy_NC, p->down, 1, 0, dact_NF);
   if (c->mlp == MLP_SWIGLU)
-    m->ops->swiglu_bwd(m->device, dact_NF, a->up_NU, dup_NU);
+    m->ops->swiglu_bwd(m->device, dact_NF, a->up_NU, dup_NU,
+                       kept == KEEP_ALL ? absent() : a->act_NF);
   else
     m->ops->act_bwd(m->device, c->activation, dact_NF, a->up_NU, dup_NU);
+  linear_backward_weight(m, dy_NC, a->act_NF, p->down, p->down_bias, 1);
   linear_backward_weight(m, dup_NU, in_NC, p->up, p->up_bias, joined);
   linear_backward_input(m, dup_NU, p->up, joined, beta, din_NC);
   arena_pop(m->arena, mark);
@@ -52,7 +53,7 @@ static void attention_backward(Model *m, const Packed *b, const BlockParams *p, 
 static void pre_norm_backward(Model *m, const Packed *b, int layer, Keep kept, BlockActs *a,
                               Tensor dnorm_NC, Tensor dx_NC) {
   const BlockParams *p = &m->params.block[layer];
-  mlp_backward(m, p, a, a->norm2_NC, dx_NC, 0, dnorm_NC);
+  mlp_backward(m, p, kept, a, a->norm2_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm2, dnorm_NC, a->mid_NC, a->stats2, dx_NC);
   if (kept == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
   attention_backward(m, b, p, a, a->norm1_NC, dx_NC, 0, dnorm_NC);
@@ -65,7 +66,7 @@ static void post_norm_backward(Model *m, const Packed *b, int layer, Keep kept, 
   const BlockParams *p = &m->params.block[layer];
   device_zero(m->device, dsum_NC.data, tensor_bytes(dsum_NC));
   norm_backward(m, p->norm2, dx_NC, a->out_NC, a->stats2, dsum_NC);
-  mlp_backward(m, p, a, a->norm1_NC, dsum_NC, 1, dsum_NC);
+  mlp_backward(m, p, kept, a, a->norm1_NC, dsum_NC, 1, dsum_NC);
   device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
   norm_backward(m, p->norm1, dsum_NC, a->mid_NC, a->stats1, dx_NC);
   if (kept == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);

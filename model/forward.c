@@ -117,11 +117,20 @@ static void activate(Model *m, BlockActs *a) {
     m->ops->act_fwd(m->device, m->config.activation, a->up_NU, a->act_NF);
 }
 
+/* For a backward: SwiGLU's makes its output itself. */
+static void activate_again(Model *m, BlockActs *a) {
+  if (m->config.mlp != MLP_SWIGLU) activate(m, a);
+}
+
 static void mlp_forward(Model *m, int layer, Tensor in_NC, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   linear(m, in_NC, p->up, p->up_bias, up_joined(&m->config), a->up_NU);
+  if (!a->out_NC.data) {
+    activate_again(m, a);
+    return;
+  }
   activate(m, a);
-  if (a->out_NC.data) linear(m, a->act_NF, p->down, p->down_bias, 1, a->out_NC);
+  linear(m, a->act_NF, p->down, p->down_bias, 1, a->out_NC);
 }
 
 /* delta_NC: the older residual that the first norm adds to x; absent where x is whole already. */
@@ -148,7 +157,7 @@ void block_redo_mlp(Model *m, int layer, BlockActs *a) {
     norm_forward(m, p->norm1, a->mid_NC, absent(), a->norm1_NC, a->stats1);
   else
     norm_forward(m, p->norm2, a->mid_NC, absent(), a->norm2_NC, a->stats2);
-  activate(m, a);
+  activate_again(m, a);
 }
 
 void block_redo_attention(Model *m, int layer, Tensor place_N, BlockActs *a) {

@@ -111,7 +111,7 @@ static void run_activation(const Kernel *k, const KernelShape *s, Device *d, con
 static void run_activation_bwd(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
   (void)k;
   if (s->config->mlp == MLP_SWIGLU)
-    device_ops(d)->swiglu_bwd(d, t[0], t[1], t[2]);
+    device_ops(d)->swiglu_bwd(d, t[0], t[1], t[2], (Tensor){0});
   else
     device_ops(d)->act_bwd(d, s->config->activation, t[0], t[1], t[2]);
 }

@@ -220,8 +220,10 @@ static void check_swiglu(DType t, Size s, int64_t shift) {
   w->cpu_ops->swiglu_fwd(w->cpu, gu.cpu, y.cpu);
   w->gpu_ops->swiglu_fwd(w->gpu, gu.gpu, y.gpu);
   twin_compare(name_of("swiglu", t, n, f), y, bound(t));
-  w->cpu_ops->swiglu_bwd(w->cpu, dy.cpu, gu.cpu, dgu.cpu);
-  w->gpu_ops->swiglu_bwd(w->gpu, dy.gpu, gu.gpu, dgu.gpu);
+  Pair again = twin_unwritten(t, 2, n, f);
+  w->cpu_ops->swiglu_bwd(w->cpu, dy.cpu, gu.cpu, dgu.cpu, again.cpu);
+  w->gpu_ops->swiglu_bwd(w->gpu, dy.gpu, gu.gpu, dgu.gpu, again.gpu);
+  twin_same_bits(name_of("swiglu once more", t, n, f), y, again);
   twin_compare(name_of("swiglu_bwd", t, n, f), dgu, bound(t));
   twin_done();
 }
@@ -328,7 +330,7 @@ static void run_swiglu(void *p) {
 }
 static void run_swiglu_bwd(void *p) {
   Big *x = p;
-  twin_state.gpu_ops->swiglu_bwd(twin_state.gpu, x->a, x->b, x->c);
+  twin_state.gpu_ops->swiglu_bwd(twin_state.gpu, x->a, x->b, x->c, (Tensor){0});
 }
 static void run_gelu(void *p) {
   Big *x = p;

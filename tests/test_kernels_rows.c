@@ -254,17 +254,20 @@ static void check_swiglu(Device *d, Shape s) {
   if (nf > 3000) return; /* as for the norm */
   float *gu = random_floats(1, 2 * nf, 4), *dy = random_floats(2, nf, 1);
   float *y = filled_floats(nf, NAN), *dgu = filled_floats(2 * nf, NAN);
+  float *again = filled_floats(nf, NAN);
   GluLoss a = {s.n, s.c, widen(gu, 2 * nf), widen(dy, nf), zeros(nf)};
   double *want = finite_differences(glu_loss, &a, a.gu, 2 * nf);
   glu_loss(&a);
   device_ops(d)->swiglu_fwd(d, f32_2d(gu, s.n, 2 * s.c), f32_2d(y, s.n, s.c));
   device_ops(d)->swiglu_bwd(d, f32_2d(dy, s.n, s.c), f32_2d(gu, s.n, 2 * s.c),
-                            f32_2d(dgu, s.n, 2 * s.c));
+                            f32_2d(dgu, s.n, 2 * s.c), f32_2d(again, s.n, s.c));
   assert_close("swiglu", y, a.y, nf, 6e-7, 1); /* exp, division and two products */
+  assert_memory_equal(again, y, (size_t)nf * sizeof *y);
   assert_close("dgu", dgu, want, 2 * nf, 1e-6, 1);
   free(gu);
   free(dy);
   free(y);
+  free(again);
   free(dgu);
   free(a.gu);
   free(a.dy);
@@ -280,7 +283,7 @@ static void swiglu_extremes(void **state) {
   Device *d = open_cpu(1);
   float gu[] = {-200, 200, -1e30F, 1e30F, 2, 2, 2, 2}, y[4], dy[] = {1, 1, 1, 1}, dgu[8];
   device_ops(d)->swiglu_fwd(d, f32_2d(gu, 1, 8), f32_2d(y, 1, 4));
-  device_ops(d)->swiglu_bwd(d, f32_2d(dy, 1, 4), f32_2d(gu, 1, 8), f32_2d(dgu, 1, 8));
+  device_ops(d)->swiglu_bwd(d, f32_2d(dy, 1, 4), f32_2d(gu, 1, 8), f32_2d(dgu, 1, 8), (Tensor){0});
   const float want_y[] = {0, 400, 0, 2e30F}, want_dg[] = {0, 2, 0, 2};
   for (int i = 0; i < 4; i++) assert_true(y[i] == want_y[i] && dgu[i] == want_dg[i]);
   device_close(d);

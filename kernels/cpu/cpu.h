@@ -42,7 +42,7 @@ void cpu_decode_advance(Device *d, DecodeRows r);
 void cpu_join_columns(Device *d, int n_parts, const ColumnPart *part, Tensor x, Tensor y_NC,
                       bool add);
 void cpu_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF);
-void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
+void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F, Tensor y_NF);
 void cpu_act_fwd(Device *d, Activation kind, Tensor x_NF, Tensor y_NF);
 void cpu_act_bwd(Device *d, Activation kind, Tensor dy_NF, Tensor x_NF, Tensor dx_NF);
 void cpu_bias_add(Device *d, Tensor x_NC, Tensor b_C);

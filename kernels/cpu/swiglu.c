@@ -15,9 +15,10 @@ void cpu_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF) {
 }
 
 /* d silu(g) / dg = s + g s (1 - s), s = sigmoid(g). */
-void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F) {
+void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F, Tensor y_NF) {
   int64_t n = dy_NF.dim[0], f = dy_NF.dim[1];
   require(is_f32(dy_NF, 2) && is_f32_2d(gu_N2F, n, 2 * f) && is_f32_2d(dgu_N2F, n, 2 * f));
+  if (y_NF.data) cpu_swiglu_fwd(d, gu_N2F, y_NF);
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (n * f >= PARALLEL_MIN)
   for (int64_t i = 0; i < n; i++) {
     const float *g = tensor_f32(gu_N2F) + i * 2 * f, *u = g + f;

@@ -39,7 +39,7 @@ void cuda_decode_advance(Device *d, DecodeRows r);
 void cuda_join_columns(Device *d, int n_parts, const ColumnPart *part, Tensor x, Tensor y_NC,
                        bool add);
 void cuda_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF);
-void cuda_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F);
+void cuda_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F, Tensor y_NF);
 void cuda_act_fwd(Device *d, Activation kind, Tensor x_NF, Tensor y_NF);
 void cuda_act_bwd(Device *d, Activation kind, Tensor dy_NF, Tensor x_NF, Tensor dx_NF);
 void cuda_bias_add(Device *d, Tensor x_NC, Tensor b_C);

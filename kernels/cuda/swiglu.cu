@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
 /* d silu(g) / dg = s + g s (1 - s), s = sigmoid(g). */
 template <class T, int V>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
-    swiglu_bwd_kernel(int64_t accesses, int64_t per_row, const T *dy, const T *gu, T *dgu) {
+    swiglu_bwd_kernel(int64_t accesses, int64_t per_row, const T *dy, const T *gu, T *dgu, T *y) {
   int64_t first = static_cast<int64_t>(blockIdx.x) * SWIGLU_UNROLL * SWIGLU_THREADS + threadIdx.x;
   Raw<T, V> g[SWIGLU_UNROLL], u[SWIGLU_UNROLL], r[SWIGLU_UNROLL];
 #pragma unroll
@@ -48,13 +48,15 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
   for (int k = 0; k < SWIGLU_UNROLL; k++) {
     int64_t i = first + k * SWIGLU_THREADS;
     if (i >= accesses) return;
-    Floats<V> gf = floats_of<T, V>(g[k]), uf = floats_of<T, V>(u[k]), d = floats_of<T, V>(r[k]);
+    Floats<V> gf = floats_of<T, V>(g[k]), uf = floats_of<T, V>(u[k]), d = floats_of<T, V>(r[k]), yf;
 #pragma unroll
     for (int e = 0; e < V; e++) {
       float s = sigmoid_f32(gf.v[e]), du = d.v[e] * gf.v[e] * s;
+      yf.v[e] = gf.v[e] * s * uf.v[e];
       gf.v[e] = d.v[e] * uf.v[e] * s * (1.0f + gf.v[e] * (1.0f - s));
       uf.v[e] = du;
     }
+    if (y) floats_store<T, V>(y + i * V, yf);
     T *to = dgu + (i + i / per_row * per_row) * V;
     floats_store<T, V>(to, gf);
     floats_store<T, V>(to + per_row * V, uf);
@@ -84,21 +86,23 @@ void cuda_swiglu_fwd(Device *d, Tensor gu_N2F, Tensor y_NF) {
 }
 
 template <class T, int V>
-static void swiglu_bwd(Device *d, Tensor dy, Tensor gu, Tensor dgu) {
+static void swiglu_bwd(Device *d, Tensor dy, Tensor gu, Tensor dgu, Tensor y) {
   int64_t accesses = tensor_numel(dy) / V;
   swiglu_bwd_kernel<T, V><<<swiglu_grid(accesses), SWIGLU_THREADS, 0, cuda_stream(d)>>>(
-      accesses, dy.dim[1] / V, cuda_data<T>(dy), cuda_data<T>(gu), cuda_data<T>(dgu));
+      accesses, dy.dim[1] / V, cuda_data<T>(dy), cuda_data<T>(gu), cuda_data<T>(dgu),
+      cuda_data<T>(y));
   CUDA_LAUNCHED();
 }
 
-void cuda_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F) {
+void cuda_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F, Tensor y_NF) {
   int64_t n = dy_NF.dim[0], f = dy_NF.dim[1];
   DType t = dy_NF.dtype;
   require(dy_NF.ndim == 2 && is_2d(gu_N2F, t, n, 2 * f) && is_2d(dgu_N2F, t, n, 2 * f));
+  require(!y_NF.data || is_2d(y_NF, t, n, f));
   if (n * f == 0) return;
-  bool fits = is_wide(t, f) && are_aligned(dy_NF, gu_N2F, dgu_N2F);
+  bool fits = is_wide(t, f) && are_aligned(dy_NF, gu_N2F, dgu_N2F, y_NF);
   cuda_by_type(t, [&]<class T>(T) {
-    fits ? swiglu_bwd<T, wide<T>>(d, dy_NF, gu_N2F, dgu_N2F)
-         : swiglu_bwd<T, 1>(d, dy_NF, gu_N2F, dgu_N2F);
+    fits ? swiglu_bwd<T, wide<T>>(d, dy_NF, gu_N2F, dgu_N2F, y_NF)
+         : swiglu_bwd<T, 1>(d, dy_NF, gu_N2F, dgu_N2F, y_NF);
   });
 }
