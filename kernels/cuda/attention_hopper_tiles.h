@@ -145,18 +145,44 @@ __device__ inline void pack_fragment(uint32_t (&a)[N / 2], const float (&c)[N]) 
   for (int i = 0; i < N / 2; i++) a[i] = pack_pair(c[2 * i], c[2 * i + 1]);
 }
 
+/* Thread q of four that share a row has pair q of each of four pieces of eight numbers; it gets all
+ * of piece q. */
+__device__ inline uint4 gather_piece(uint32_t (&w)[4], int q) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (!(i & bit)) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, q & bit ? w[i] : w[i + bit], bit);
+        if (q & bit)
+          w[i] = other;
+        else
+          w[i + bit] = other;
+      }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
 /* Of 64 rows of c the first `rows`, times scale[0] in a thread's first row and scale[1] in its
- * second. */
+ * second; 16 bytes at a time. */
 template <int N>
 __device__ inline void store_rows(bf16 *first, int64_t stride, const float (&c)[N],
                                   const float (&scale)[2], int rows, const HopperThread &me) {
-  bf16 *p = first + me.row * stride + me.column;
+  int q = me.column / 2;
 #pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    int second = i / 2 & 1;
-    if (me.row + 8 * second < rows)
-      *reinterpret_cast<uint32_t *>(p + 8 * second * stride + i / 4 * 8) =
-          pack_pair(scale[second] * c[i], scale[second] * c[i + 1]);
+  for (int second = 0; second < 2; second++) {
+    int row = me.row + 8 * second;
+    bf16 *to = first + row * stride + 8 * q;
+#pragma unroll
+    for (int i = 0; i < N; i += 16) {
+      uint32_t w[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float *pair = c + i + 4 * j + 2 * second;
+        w[j] = pack_pair(scale[second] * pair[0], scale[second] * pair[1]);
+      }
+      uint4 piece = gather_piece(w, q);
+      if (row < rows) *reinterpret_cast<uint4 *>(to + 2 * i) = piece;
+    }
   }
 }
 
