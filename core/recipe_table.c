@@ -192,7 +192,7 @@ static const RecipeRow rollout_rows[] = {
      .help = "sample among the likeliest with this much probability; see filters"},
     {"min_p", ROW_FLOAT, AT(rollout.min_p), "0", SPAN(0, 1),
      .help = "sample among those at least so many times as likely as the likeliest; 0: all; see "
-             "allow_filters"},
+             "filters"},
     {"repetition_penalty", ROW_FLOAT, AT(rollout.repetition_penalty), "1", ABOVE(0, 100),
      .help = "logits of tokens that prompt or answer have had are divided by it where above 0, "
              "else multiplied, before the temperature; 1: none; see filters"},
@@ -342,13 +342,16 @@ static const RecipeRow zeropp_rows[] = {
      .help = "every node keeps a copy of the weights, refreshed once a step; quantized: as qwz "
              "brought it; stage 3"},
     {"refresh", ROW_CHOICE, AT(zeropp.refresh), "dense", NONE, .choices = "dense|delta|auto",
-     .help = "delta: of the weights of hpz only those cross nodes whose bfloat16 value changed, "
-             "which loses nothing; a unit that changed too much is sent whole. Needs hpz on, qwz "
-             "off, and weights in bfloat16. auto: each unit, each step, by delta or as qwz says, "
-             "whichever is shorter; after a step as qwz says it stays so until what deltas would "
-             "have saved pays for the exact weights that they need to start from. Frozen models, "
-             "and all on one node, are exact. Needs hpz on and bfloat16; with qwz, 2 bytes more "
-             "for each weight that a rank owns"},
+     .help =
+         "how nodes learn of new weights. dense: whole, in qwz's format (off: in bfloat16 or as "
+         "wire says). delta: of the weights of hpz only those cross nodes whose bfloat16 value "
+         "changed, "
+         "which loses nothing; a unit that changed too much is sent whole. Needs hpz on, qwz "
+         "off, and weights in bfloat16. auto: each unit, each step, by delta or as qwz says, "
+         "whichever is shorter; after a step as qwz says it stays so until what deltas would "
+         "have saved pays for the exact weights that they need to start from. Frozen models, "
+         "and all on one node, are exact. Needs hpz on and bfloat16; with qwz, 2 bytes more "
+         "for each weight that a rank owns"},
     {"refresh_check", ROW_INT, AT(zeropp.refresh_check), "100", SPAN(0, MANY), .unit = "refreshes",
      .help = "delta and auto: the nodes' copies are compared every so many; 0: never"},
     {"qgz", ROW_CHOICE, AT(zeropp.qgz), "off", NONE, .choices = "off|int8|int4",
