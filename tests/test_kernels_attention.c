@@ -97,7 +97,7 @@ static void forward(Device *d, const Packed *p, float *out, float *lse) {
 static void backward(Device *d, const Packed *p, float *out, float *lse, float *dqkv) {
   device_ops(d)->attention_bwd(d, f32_2d(p->dout, p->n, p->hd), f32_2d(p->qkv, p->n, p->q),
                                f32_2d(out, p->n, p->hd), f32_2d(lse, p->n, p->c->s.n_heads),
-                               segments(p), p->c->s, f32_2d(dqkv, p->n, p->q));
+                               segments(p), p->c->s, (Rotation){0}, f32_2d(dqkv, p->n, p->q));
 }
 
 /* A float score near s is off by about s eps, and so, relatively, is its weight; the largest

@@ -158,6 +158,7 @@ __device__ __forceinline__ void compute(Shared<D> *sh, const HopperJob &job, con
   wgmma_wait<0>();
   wgmma_hold(dk);
   wgmma_hold(dv);
+  turn_back(dk, job, w.first_row + me.group * HOPPER_ROWS, rows, me);
   store_rows(job.dqkv + k_at, width, dk, {job.scale, job.scale}, rows, me);
   store_rows(job.dqkv + v_at, width, dv, {1, 1}, rows, me);
 }
