@@ -17,6 +17,8 @@
  * written. */
 #include "kernels/cuda/attention_hopper.h"
 
+#include <cassert>
+
 #include "kernels/cuda/attention_hopper_tiles.h"
 #include "kernels/cuda/ops.h"
 
@@ -38,6 +40,9 @@ __global__ __launch_bounds__(256) void rows_kernel(HopperJob job) {
       rows = job.offsets[seq + 1] - first - in_seq;
   int head0 = static_cast<int>(blockIdx.y) * HEADS, heads = min(HEADS, job.n_heads - head0);
   int64_t head_row = static_cast<int64_t>(first + in_seq + row) * job.n_heads + head0;
+  if (job.positions && row < rows && lane == 0)
+    assert(job.positions[first + in_seq + row] >= 0 &&
+           job.positions[first + in_seq + row] < job.n_positions);
   uint4 a[HEADS], b[HEADS];
 #pragma unroll
   for (int h = 0; h < HEADS; h++)

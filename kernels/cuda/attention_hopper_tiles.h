@@ -3,8 +3,6 @@
 #ifndef KERNELS_CUDA_ATTENTION_HOPPER_TILES_H
 #define KERNELS_CUDA_ATTENTION_HOPPER_TILES_H
 
-#include <cassert>
-
 #include "kernels/cuda/wgmma.h"
 
 typedef __nv_bfloat16 bf16;
@@ -151,7 +149,9 @@ __device__ inline void pack_fragment(uint32_t (&a)[N / 2], const float (&c)[N]) 
 }
 
 /* Rows of a head's gradient to what it is in front of the rotation, rope's transpose: number i
- * turns with number i + D / 2. `token` is the first row's. */
+ * turns with number i + D / 2. `token` is the first row's. No assert here: with any call in a
+ * kernel ptxas lets each product end before the next begins; rows_kernel has looked at the
+ * positions. */
 template <int N>
 __device__ inline void turn_back(float (&c)[N], const HopperJob &job, int token, int rows,
                                  const HopperThread &me) {
@@ -161,7 +161,6 @@ __device__ inline void turn_back(float (&c)[N], const HopperJob &job, int token,
     int row = me.row + 8 * second;
     if (!job.positions || row >= rows) continue;
     int position = job.positions[token + row];
-    assert(position >= 0 && position < job.n_positions);
     int64_t at = static_cast<int64_t>(position) * N + me.column;
 #pragma unroll
     for (int i = 2 * second; i < HALF; i += 4) {
