@@ -21,6 +21,7 @@ mode_sets() {
     all-ef) keys="qwz=int8 hpz=on qgz=int4 error_feedback=true" ;;
     all8) keys="qwz=int8 hpz=on qgz=int8" ;;
     float32) keys="wire=float32" ;;
+    rollout-*) echo "--set zeropp.wire=float32 --set rollout.format=${1#rollout-}"; return ;; # and update in float32
     *) echo "no such mode: $1" >&2; exit 2 ;;
   esac
   for key in $keys; do echo "--set zeropp.$key"; done

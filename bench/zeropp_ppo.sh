@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# PPO with quantized communication against ZeRO-3: recipes/stories260k.yaml shortened, 4 ranks as 2 nodes x 2, three
-# seeds each. Prints the held-out reward at the end of each run; fails when the means of two modes are further apart
-# than the seeds of ZeRO-3 are. usage: bench/zeropp_ppo.sh [STEPS [MODE]...]; RLHF: the program, SEEDS: the seeds
+# PPO with quantized communication against ZeRO-3, or (modes float32, rollout-int8, rollout-fp8) with a quantized rollout
+# against float32: recipes/stories260k.yaml shortened, 4 ranks (RANKS) as nodes x 2, three seeds each. Prints the held-out reward at the end of each run; fails when the means of two modes are further apart
+# than the seeds of the first are. usage: bench/zeropp_ppo.sh [STEPS [MODE]...]; RLHF: the program, SEEDS: the seeds
 cd "$(dirname "$0")/.." || exit 1
 . bench/modes.sh
 steps=${1:-24}
@@ -14,9 +14,9 @@ echo "held-out reward before and after $steps steps of PPO, and the KL to the st
 for mode; do
   for seed in ${SEEDS:-1 2 3}; do
     run=$dir/$mode.$seed
-    rank_run 4 train recipes/stories260k.yaml --set "run.directory=$run" --set "run.seed=$seed" --set run.threads=1 \
+    rank_run "${RANKS:-4}" train recipes/stories260k.yaml --set "run.directory=$run" --set "run.seed=$seed" --set run.threads=1 \
       --set "ppo.steps=$steps" --set "ppo.eval_every=$steps" --set checkpoint.every=0 --set report.measure_peak=false \
-      --set report.progress=off --set zeropp.ranks_per_node=2 --set zeropp.wire=bfloat16 $(mode_sets "$mode") \
+      --set report.progress=off --set "zeropp.ranks_per_node=$(((${RANKS:-4} + 1) / 2))" --set zeropp.wire=bfloat16 $(mode_sets "$mode") \
       >/dev/null 2>"$dir/err" || { cat "$dir/err" >&2; exit 1; }
     rewards=$(sed -n 's/.*"eval_reward_mean":\([-0-9.e+]*\).*/\1/p' "$run/metrics.jsonl" | sed -n '1p;$p' | paste -sd' ')
     kl=$(tail -n 1 "$run/metrics.jsonl" | grep -oE '"kl":[-0-9.e+]+' | head -n 1 | cut -d: -f2)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "generation/decode.h"
+#include "generation/pool.h"
 
 enum { DEFAULT_PAGE = 16, DEFAULT_BATCH = 64, MOST_BY_PAGES = 256 };
 enum { PREFILL_CPU = 4096, PREFILL_GPU = 16384 };
@@ -113,19 +114,35 @@ bool is_time_to_enter(const Scheduler *s, int entering) {
   return s->n_rows == 0 || free_rows >= entering || free_rows >= s->n_waiting;
 }
 
-static int run_all(Decoder *d, Scheduler *s, const Sizes *z, GenStats *stats, Error *err) {
-  while (s->n_waiting > 0 || s->n_rows > 0) {
-    double t0 = clock_seconds();
-    bool enter = is_time_to_enter(s, z->entering);
-    for (int fresh; enter && (fresh = sched_admit(s, z->prefill_tokens)) > 0;)
-      if (decoder_prefill(d, s->n_rows - fresh, err)) return -1;
-    double t1 = clock_seconds();
-    stats->prefill_seconds += t1 - t0;
-    if (s->n_rows == 0) continue;
-    if (decoder_decode(d, decoder_plan(d), err)) return -1;
-    stats->decode_seconds += clock_seconds() - t1;
-  }
+/* Those that wait enter, and all rows go on by some steps. */
+static int go_on(Decoder *d, Scheduler *s, const Sizes *z, GenStats *stats, Error *err) {
+  double t0 = clock_seconds();
+  bool enter = is_time_to_enter(s, z->entering);
+  for (int fresh; enter && (fresh = sched_admit(s, z->prefill_tokens)) > 0;)
+    if (decoder_prefill(d, s->n_rows - fresh, err)) return -1;
+  double t1 = clock_seconds();
+  stats->prefill_seconds += t1 - t0;
+  if (s->n_rows == 0) return 0;
+  if (decoder_decode(d, decoder_plan(d), err)) return -1;
+  stats->decode_seconds += clock_seconds() - t1;
   return 0;
+}
+
+/* -1: an error of this rank; 1: of another one. */
+static int run_all(Decoder *d, Scheduler *s, const Sizes *z, Pool *pool, GenStats *stats,
+                   Error *err) {
+  int rc = 0;
+  while (pool->open || (rc == 0 && s->n_waiting + s->n_rows > 0)) {
+    if (rc || pool_is_due(pool, s, stats->decode_steps)) {
+      double t0 = clock_seconds();
+      bool failed = pool_deal(pool, s, stats->decode_steps, rc != 0);
+      stats->wait_seconds += clock_seconds() - t0;
+      if (failed) return rc ? rc : 1;
+    } else {
+      rc = go_on(d, s, z, stats, err);
+    }
+  }
+  return rc;
 }
 
 static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int n,
@@ -134,13 +151,16 @@ static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int
   ArenaMark mark = arena_mark(model_arena(m));
   KvCache kv = kv_create(model_arena(m), model_attn_shape(m), model_compute(m),
                          model_config(m)->n_layers, z->n_pages, z->page_size);
-  Scheduler s = sched_create(&kv, req, out, limits, n, z->max_rows, z->table_width);
+  const Grid *g = model_grid(m);
+  Scheduler s =
+      sched_create(&kv, req, out, limits, n, p->owner, g->local_rank, z->max_rows, z->table_width);
   Decoder *d = decoder_create(m, p, &s, z->longest - 1, most_prefill(z, limits, n), stats);
   Comm *group = model_rollout_group(m, p->weights);
   Stepping together = {m, group, d, &s, z->prefill_tokens, z->entering};
+  Pool pool = {g->intra, p->owner, !group && p->owner && g->local > 1, 0};
   if (p->weights == ROLLOUT_TENSOR_PARALLEL) /* the node's tokens are computed by all its ranks */
     together.prefill_tokens = 1 + (z->prefill_tokens - 1) / comm_size(group);
-  int rc = group ? step_together(&together, stats, err) : run_all(d, &s, z, stats, err);
+  int rc = group ? step_together(&together, stats, err) : run_all(d, &s, z, &pool, stats, err);
   require(rc || kv.n_free == kv.n_pages);
   decoder_destroy(d);
   sched_destroy(&s);
@@ -214,6 +234,10 @@ int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResu
     rc = comm_agree(all, rc, err);
   }
   for (int i = 0; i < n; i++) {
+    if (p->owner && p->owner[i] != model_grid(m)->local_rank) {
+      gen_results_free(&out[i], 1);
+      continue;
+    }
     local.prompt_tokens += req[i].prompt_len;
     local.generated_tokens += out[i].n;
   }

@@ -67,6 +67,10 @@ typedef struct GenParams {
                              gen_prefill_tokens */
   RolloutWeights weights; /* what is held on this rank */
   WireKind format; /* of matrices: WIRE_F32 (as they are computed with), WIRE_INT8, WIRE_FP8 */
+  int32_t *owner;  /* [requests] NULL: all are this rank's. Else all ranks of a node bring the same
+                      requests, each with the local rank that it begins with; ranks with a replica
+                      take requests that have not begun from those that have more to do. Becomes, on
+                      all ranks of the node, who generated each: results are there alone */
   int look;        /* decode steps from one look of the host at what was drawn to the next; what
                       is drawn behind an EOS is thrown away. The tokens do not depend on it. 0:
                       gen_look */
@@ -101,6 +105,7 @@ typedef struct GenStats {
   int64_t drawn_rows, step_rows; /* of all decode steps: rows whose token was kept, and all rows */
   int64_t cached_tokens;         /* that the drawn rows attended to */
   double prefill_seconds, decode_seconds, gather_seconds;
+  double wait_seconds;  /* for other ranks, where requests are shared */
   uint64_t inter_bytes; /* that this rank received from other nodes, for weights and activations */
 } GenStats;
 int generate(Model *m, const GenParams *p, const GenRequest *req, int n, GenResult *out,

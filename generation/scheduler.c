@@ -5,7 +5,8 @@
 #include <string.h>
 
 Scheduler sched_create(KvCache *kv, const GenRequest *requests, GenResult *results,
-                       const int32_t *limits, int n_requests, int max_rows, int table_width) {
+                       const int32_t *limits, int n_requests, const int32_t *owner, int rank,
+                       int max_rows, int table_width) {
   Scheduler s = {.kv = kv,
                  .requests = requests,
                  .results = results,
@@ -13,7 +14,8 @@ Scheduler sched_create(KvCache *kv, const GenRequest *requests, GenResult *resul
                  .max_rows = max_rows,
                  .table_width = table_width};
   s.waiting = mem_alloc((size_t)n_requests, sizeof *s.waiting);
-  for (int i = n_requests; i-- > 0;) s.waiting[s.n_waiting++] = i;
+  for (int i = n_requests; i-- > 0;)
+    if (!owner || owner[i] == rank) s.waiting[s.n_waiting++] = i;
   s.rows = mem_alloc((size_t)max_rows, sizeof *s.rows);
   s.seats = mem_alloc((size_t)max_rows, sizeof *s.seats);
   for (int i = 0; i < max_rows; i++) s.seats[i] = i;
@@ -26,6 +28,19 @@ void sched_destroy(Scheduler *s) {
   free(s->rows);
   free(s->seats);
   free(s->tables);
+}
+
+void sched_give(Scheduler *s, int request) {
+  int i = 0;
+  while (i < s->n_waiting && s->waiting[i] != request) i++;
+  require(i < s->n_waiting && s->results[request].n == 0);
+  memmove(s->waiting + i, s->waiting + i + 1, (size_t)(--s->n_waiting - i) * sizeof *s->waiting);
+}
+
+void sched_take(Scheduler *s, int request) {
+  int i = s->n_waiting++;
+  for (; i > 0 && s->waiting[i - 1] < request; i--) s->waiting[i] = s->waiting[i - 1];
+  s->waiting[i] = request;
 }
 
 /* Takes a row out; its pages go back, the last row moves into its place. */
@@ -95,8 +110,8 @@ int sched_admit(Scheduler *s, int prefill_tokens) {
   return s->n_rows - first_new;
 }
 
-/* Requests enter in order, so the one with the highest number came last. Those that wait all have
- * higher numbers than those that run; so the one that leaves belongs on top. */
+/* Requests enter in order, so the one with the highest number came last, but for what other ranks
+ * gave; so it belongs on top. */
 static void preempt_youngest(Scheduler *s) {
   int youngest = 0;
   for (int r = 1; r < s->n_rows; r++)

@@ -28,7 +28,7 @@ typedef struct Scheduler {
   const GenRequest *requests;
   GenResult *results;    /* [requests] tokens and logprobs have room up to the limit */
   const int32_t *limits; /* [requests] tokens at which a sequence is cut, prompt included */
-  int *waiting;          /* a stack of requests: the next one is on top */
+  int *waiting;          /* [requests] a stack of them: the next one is on top */
   int n_waiting;
   Row *rows;
   int n_rows, max_rows;
@@ -37,9 +37,15 @@ typedef struct Scheduler {
   int table_width;
 } Scheduler;
 
+/* owner: only requests of this rank wait, NULL: all do. */
 Scheduler sched_create(KvCache *kv, const GenRequest *requests, GenResult *results,
-                       const int32_t *limits, int n_requests, int max_rows, int table_width);
+                       const int32_t *limits, int n_requests, const int32_t *owner, int rank,
+                       int max_rows, int table_width);
 void sched_destroy(Scheduler *s);
+/* A request that waits, and has not begun, goes to another rank; or comes from one, to wait behind
+ * those with lower numbers. */
+void sched_give(Scheduler *s, int request);
+void sched_take(Scheduler *s, int request);
 
 static inline int32_t *sched_table(const Scheduler *s, int row) {
   return s->tables + (int64_t)row * s->table_width;

@@ -65,7 +65,7 @@ static void sim_open(Sim *m, uint64_t seed, Setup u) {
     m->out[i].tokens = mem_alloc((size_t)u.max_new, sizeof(int32_t));
     m->out[i].logprobs = mem_alloc((size_t)u.max_new, sizeof(float));
   }
-  m->s = sched_create(&m->kv, m->req, m->out, m->limits, u.n, u.rows,
+  m->s = sched_create(&m->kv, m->req, m->out, m->limits, u.n, NULL, 0, u.rows,
                       (u.longest + u.max_new - 2) / u.page_size + 1);
 }
 
