@@ -75,22 +75,17 @@ static Rollout *roll_out(PpoBench *b, uint64_t step, Error *err) {
   GenParams p = {.sample = {.temperature = 1, .top_p = 1},
                  .max_new_tokens = b->answer,
                  .seed = 5,
-                 .step = step,
-                 .max_batch = (b->prompts + g->world - 1) / g->world};
+                 .step = step};
   GenRequest *all = mem_alloc((size_t)b->prompts, sizeof *all);
-  GenRequest *own = mem_alloc((size_t)b->prompts, sizeof *own);
-  GenResult *out = mem_zalloc((size_t)b->prompts, sizeof *out);
-  int n = 0;
-  for (int i = 0; i < b->prompts; i++) {
+  for (int i = 0; i < b->prompts; i++)
     all[i] = (GenRequest){b->prompt_tokens + (int64_t)i * b->length, b->length, i, 0};
-    if (i % g->world == g->rank) own[n++] = all[i];
-  }
   Rollout *ro = NULL;
-  if (generate(b->actor, &p, own, n, out, &b->stats, err) == 0)
-    ro = rollout_share(g->all, all, b->prompts, out);
-  gen_results_free(out, n);
-  free(out);
-  free(own);
+  RolloutShare share;
+  if (rollout_generate(b->actor, &p, all, b->prompts, &share, err) == 0) {
+    ro = rollout_share(g->all, all, b->prompts, share.owner, share.result);
+    b->stats = share.stats;
+    rollout_share_free(&share);
+  }
   free(all);
   return ro;
 }

@@ -83,12 +83,29 @@ const char *rollout_weights_name(RolloutWeights w);
 int rollout_format_parse(const char *word, WireKind *out);
 
 /* ---- sharing a rollout between ranks ---- */
-/* Request g belongs to rank g % world. Every rank knows all n requests and brings the results of
- * its own, in order; every rank leaves with the same rollout, in request order, whatever the number
- * of ranks. Writes tokens, ended and the sampled log-probs. Collective. */
-Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *mine);
+/* Who generated each of n requests, and what came of this rank's own. */
+typedef struct RolloutShare {
+  int32_t *owner;    /* [n] ranks, the same everywhere */
+  GenResult *result; /* [n] */
+  int n;
+  GenStats stats; /* of this rank */
+} RolloutShare;
+/* Generates n requests, the same on every rank: request g begins with rank g % world, and goes to
+ * another of its node where that has less to do (GenParams.owner). Rows are at most those of an
+ * equal share. Nothing is left after an error. Collective. */
+int rollout_generate(Model *m, const GenParams *p, const GenRequest *all, int n, RolloutShare *out,
+                     Error *err);
+void rollout_share_free(RolloutShare *s);
+/* Of the rank that had least to do: how long it ran steps, as a share of how long the last rank was
+ * at it. Collective. */
+double rollout_busy(const RolloutShare *s, Comm *c);
+/* Every rank leaves with the same rollout, in request order. result[g] counts where owner[g] is
+ * this rank. Writes tokens, ended and the sampled log-probs. Collective. */
+Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const int32_t *owner,
+                       const GenResult *result);
 /* The same of what results kept, rows of `width` bytes. */
-void rollout_share_kept(Comm *c, Rollout *ro, const GenResult *mine, int width);
+void rollout_share_kept(Comm *c, Rollout *ro, const int32_t *owner, const GenResult *result,
+                        int width);
 /* Each rank has filled the sequences that plan_batches(lengths, NULL, n, rank, world, max_tokens)
  * gives it; afterwards all ranks hold all of them. The field's have bit is set. Collective. */
 void rollout_share_field(Comm *c, Rollout *ro, RolloutField field, int max_tokens);

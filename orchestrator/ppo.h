@@ -29,6 +29,7 @@ typedef struct Ppo {
   ShapeConfig shape;
   PolicyLoss loss;
   GenParams gen;
+  double rollout_busy; /* of the newest rollout */
 } Ppo;
 
 /* Figures of one step's updates: sums over its minibatches, and what is not a mean. */

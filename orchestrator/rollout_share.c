@@ -21,20 +21,20 @@ typedef struct SeqHead {
   int32_t n_tokens, ended;
 } SeqHead;
 
-/* Of n requests dealt round-robin, those of one rank. */
-static int dealt(int n, int world, int rank) { return n / world + (rank < n % world); }
-
 /* Lengths and endings of all requests, in request order. */
-static SeqHead *share_heads(Comm *c, const GenResult *mine, int n) {
-  int world = comm_size(c), own = dealt(n, world, comm_rank(c));
-  SeqHead *head = mem_alloc((size_t)own, sizeof *head);
-  for (int i = 0; i < own; i++) head[i] = (SeqHead){mine[i].n, mine[i].ended};
-  size_t *bytes = mem_alloc((size_t)world, sizeof *bytes);
-  for (int r = 0; r < world; r++) bytes[r] = (size_t)dealt(n, world, r) * sizeof *head;
+static SeqHead *share_heads(Comm *c, const int32_t *owner, const GenResult *result, int n) {
+  int world = comm_size(c), me = comm_rank(c), own = 0;
+  SeqHead *head = mem_alloc((size_t)n, sizeof *head);
+  size_t *bytes = mem_zalloc((size_t)world, sizeof *bytes);
+  for (int g = 0; g < n; g++) {
+    bytes[owner[g]] += sizeof *head;
+    if (owner[g] == me) head[own++] = (SeqHead){result[g].n, result[g].ended};
+  }
   SeqHead *by_rank = gather_blocks(c, head, bytes);
   SeqHead *all = mem_alloc((size_t)n, sizeof *all);
   for (int r = 0, at = 0; r < world; r++)
-    for (int g = r; g < n; g += world) all[g] = by_rank[at++];
+    for (int g = 0; g < n; g++)
+      if (owner[g] == r) all[g] = by_rank[at++];
   free(head);
   free(bytes);
   free(by_rank);
@@ -42,21 +42,23 @@ static SeqHead *share_heads(Comm *c, const GenResult *mine, int n) {
 }
 
 /* Exchanges one array of all responses, `size` bytes a token, and puts it in its places of dst
- * (indexed like tokens). pick gives this rank's piece of result i. */
-static void share_responses(Comm *c, const Rollout *ro, const GenResult *mine, size_t size,
+ * (indexed like tokens). pick gives the piece of a result of this rank. */
+static void share_responses(Comm *c, const Rollout *ro, const int32_t *owner,
+                            const GenResult *result, size_t size,
                             const void *(*pick)(const GenResult *), void *dst) {
   int world = comm_size(c), me = comm_rank(c), n = ro->n_seqs;
   size_t *bytes = mem_zalloc((size_t)world, sizeof *bytes);
-  for (int g = 0; g < n; g++) bytes[g % world] += (size_t)rollout_response_len(ro, g) * size;
+  for (int g = 0; g < n; g++) bytes[owner[g]] += (size_t)rollout_response_len(ro, g) * size;
   char *send = mem_alloc(bytes[me], 1), *to = send;
-  for (int g = me, i = 0; g < n; g += world, i++) {
-    size_t len = (size_t)rollout_response_len(ro, g) * size;
-    if (len > 0) memcpy(to, pick(&mine[i]), len);
+  for (int g = 0; g < n; g++) {
+    size_t len = owner[g] == me ? (size_t)rollout_response_len(ro, g) * size : 0;
+    if (len > 0) memcpy(to, pick(&result[g]), len);
     to += len;
   }
   char *all = gather_blocks(c, send, bytes), *from = all;
   for (int r = 0; r < world; r++)
-    for (int g = r; g < n; g += world) {
+    for (int g = 0; g < n; g++) {
+      if (owner[g] != r) continue;
       size_t len = (size_t)rollout_response_len(ro, g) * size;
       memcpy((char *)dst + (size_t)rollout_first(ro, g) * size, from, len);
       from += len;
@@ -70,13 +72,15 @@ static const void *pick_tokens(const GenResult *r) { return r->tokens; }
 static const void *pick_logprobs(const GenResult *r) { return r->logprobs; }
 static const void *pick_kept(const GenResult *r) { return r->kept; }
 
-void rollout_share_kept(Comm *c, Rollout *ro, const GenResult *mine, int width) {
+void rollout_share_kept(Comm *c, Rollout *ro, const int32_t *owner, const GenResult *result,
+                        int width) {
   rollout_keep(ro, width);
-  share_responses(c, ro, mine, (size_t)width, pick_kept, ro->kept);
+  share_responses(c, ro, owner, result, (size_t)width, pick_kept, ro->kept);
 }
 
-Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *mine) {
-  SeqHead *head = share_heads(c, mine, n);
+Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const int32_t *owner,
+                       const GenResult *result) {
+  SeqHead *head = share_heads(c, owner, result, n);
   int32_t *lengths = mem_alloc((size_t)n, sizeof *lengths);
   for (int g = 0; g < n; g++) lengths[g] = req[g].prompt_len + head[g].n_tokens;
   Rollout *ro = rollout_create(n, lengths);
@@ -88,8 +92,9 @@ Rollout *rollout_share(Comm *c, const GenRequest *req, int n, const GenResult *m
     memcpy(ro->tokens + ro->offsets[g], req[g].prompt,
            (size_t)req[g].prompt_len * sizeof *ro->tokens);
   }
-  share_responses(c, ro, mine, sizeof *ro->tokens, pick_tokens, ro->tokens);
-  share_responses(c, ro, mine, sizeof *ro->sampled_logprobs, pick_logprobs, ro->sampled_logprobs);
+  share_responses(c, ro, owner, result, sizeof *ro->tokens, pick_tokens, ro->tokens);
+  share_responses(c, ro, owner, result, sizeof *ro->sampled_logprobs, pick_logprobs,
+                  ro->sampled_logprobs);
   ro->have |= RO_SAMPLED_LOGPROBS;
   free(lengths);
   free(head);

@@ -36,13 +36,6 @@ static GenRequest *make_requests(const PromptPick *pick) {
   return req;
 }
 
-static GenRequest *own_requests(const GenRequest *all, int n, const Grid *g, int *n_own) {
-  GenRequest *own = mem_alloc((size_t)n, sizeof *own);
-  *n_own = 0;
-  for (int i = g->rank; i < n; i += g->world) own[(*n_own)++] = all[i];
-  return own;
-}
-
 void ppo_count(Ppo *p, const Rollout *ro, const int32_t *ids, int n) {
   int64_t prompt = 0, response = 0;
   for (int i = 0; i < n; i++) {
@@ -55,28 +48,27 @@ void ppo_count(Ppo *p, const Rollout *ro, const int32_t *ids, int n) {
 
 int ppo_generate(Ppo *p, const PromptPick *pick, const GenParams *gen, Rollout **out, Error *err) {
   Session *s = p->s;
-  int n = pick->n * pick->samples, n_own;
-  GenRequest *all = make_requests(pick), *own = own_requests(all, n, s->grid, &n_own);
-  GenResult *result = mem_zalloc((size_t)n_own, sizeof *result);
-  GenStats stats;
+  Comm *ranks = s->grid->all;
+  int n = pick->n * pick->samples;
+  GenRequest *all = make_requests(pick);
+  RolloutShare share;
 
   /* What crosses nodes, and the weights that the answers come from: generate finds them there. */
   Phase before = report_phase(s->report, PH_REFRESH);
   model_rollout_begin(p->actor, gen->weights, gen->format);
   report_phase(s->report, before == PH_EVAL ? PH_EVAL : PH_ROLLOUT);
-  int rc = generate(p->actor, gen, own, n_own, result, &stats, err);
-  rc = comm_agree(s->grid->all, rc, err);
+  int rc = rollout_generate(p->actor, gen, all, n, &share, err);
   model_rollout_end(p->actor);
   if (rc == 0) {
-    *out = rollout_share(s->grid->all, all, n, result);
+    p->rollout_busy = rollout_busy(&share, ranks);
+    *out = rollout_share(ranks, all, n, share.owner, share.result);
     if (gen->keep)
-      rollout_share_kept(s->grid->all, *out, result, (model_config(p->actor)->vocab_size + 7) / 8);
+      rollout_share_kept(ranks, *out, share.owner, share.result,
+                         (model_config(p->actor)->vocab_size + 7) / 8);
     (*out)->policy_version = (uint64_t)zeropp_steps(model_zero(p->actor));
     ppo_count(p, *out, NULL, n);
+    rollout_share_free(&share);
   }
-  gen_results_free(result, n_own);
-  free(result);
-  free(own);
   free(all);
   return rc;
 }

@@ -20,7 +20,8 @@ typedef struct Case {
   int n;
   int32_t prompt[MAX_SEQS][MAX_LEN];
   GenRequest req[MAX_SEQS];
-  GenResult mine[MAX_SEQS];
+  int32_t owner[MAX_SEQS];
+  GenResult result[MAX_SEQS];
 } Case;
 
 static Case *case_create(int n) {
@@ -33,8 +34,10 @@ static Case *case_create(int n) {
     for (int t = 0; t < prompt_len(g); t++) c->prompt[g][t] = token_at(g, t);
     c->req[g] = (GenRequest){c->prompt[g], prompt_len(g), 1000 + g, g % 3};
   }
-  for (int g = c->grid->rank, i = 0; g < n; g += c->grid->world, i++) {
-    GenResult *r = &c->mine[i];
+  for (int g = 0; g < n; g++) {
+    GenResult *r = &c->result[g];
+    c->owner[g] = g * g % 7 % c->grid->world; /* some ranks have more than others */
+    if (c->owner[g] != c->grid->rank) continue;
     r->n = response_len(g);
     r->ended = g % 2 == 1;
     r->tokens = mem_alloc((size_t)r->n, sizeof *r->tokens);
@@ -50,7 +53,7 @@ static Case *case_create(int n) {
 }
 
 static void case_free(Case *c) {
-  gen_results_free(c->mine, MAX_SEQS);
+  gen_results_free(c->result, MAX_SEQS);
   grid_free(c->grid);
   free(c);
 }
@@ -87,10 +90,10 @@ static void shares_answers(void **state) {
   int sizes[] = {MAX_SEQS, 4, 1}; /* 1: more ranks than requests */
   for (int i = 0; i < 3; i++) {
     Case *c = case_create(sizes[i]);
-    Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->mine);
+    Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->owner, c->result);
     check_rollout(c, ro);
     assert_null(ro->kept);
-    rollout_share_kept(c->grid->all, ro, c->mine, WIDTH);
+    rollout_share_kept(c->grid->all, ro, c->owner, c->result, WIDTH);
     check_kept(c, ro);
     rollout_free(ro);
     case_free(c);
@@ -120,7 +123,7 @@ static void shares_fields_and_scores(void **state) {
   int budgets[] = {1, 12, 1000}; /* each sequence alone; some together; all in one */
   Case *c = case_create(MAX_SEQS);
   for (int i = 0; i < 3; i++) {
-    Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->mine);
+    Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->owner, c->result);
     float scores[MAX_SEQS];
     fill_own(c, ro, budgets[i], rollout_array(ro, RO_VALUES), scores);
     rollout_share_field(c->grid->all, ro, RO_VALUES, budgets[i]);
@@ -140,7 +143,7 @@ static void shares_fields_and_scores(void **state) {
 static void not_a_number_travels(void **state) {
   (void)state;
   Case *c = case_create(3);
-  Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->mine);
+  Rollout *ro = rollout_share(c->grid->all, c->req, c->n, c->owner, c->result);
   float scores[MAX_SEQS];
   fill_own(c, ro, 1000, rollout_array(ro, RO_VALUES), scores);
   for (int g = 0; g < c->n; g++) scores[g] = scores[g] < 0 ? scores[g] : (float)NAN;
