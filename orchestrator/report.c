@@ -181,6 +181,11 @@ void report_show(Report *r, const char *label, double value) {
   fprintf(r->shown_out, "  %s %.4g", label, value);
 }
 
+void report_cost(Report *r, const char *name, double value) {
+  fprintf(r->costs_out, ",\"%s\":", name);
+  json_put_f64(r->costs_out, value);
+}
+
 void report_refresh(Report *r, const char *model, ZeroPPRefresh sent) {
   double x[7] = {(double)sent.weights,     (double)sent.changed,    (double)sent.bytes,
                  (double)sent.dense_bytes, (double)sent.int8_bytes, (double)sent.delta_units,

@@ -78,6 +78,8 @@ void report_metric(Report *r, const char *name, double value);
 void report_metric_int(Report *r, const char *name, int64_t value);
 void report_show(Report *r, const char *label, double value); /* also on the step line */
 
+/* A figure of the step that hangs on clocks, behind the other costs. */
+void report_cost(Report *r, const char *name, double value);
 /* What refreshes by delta sent of a model during the step, this rank's part; the line has it behind
  * the other costs. Nothing where there was none on any rank. Collective. */
 void report_refresh(Report *r, const char *model, ZeroPPRefresh sent);

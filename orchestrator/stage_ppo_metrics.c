@@ -105,7 +105,7 @@ void ppo_report(Ppo *p, const Rollout *ro, const ScoreFigures *scores, const Sha
   report_critic(r, u);
   report_metric(r, "explained_variance", explained_variance(ro));
   report_rollout_gap(r, &gap);
-  report_metric(r, "rollout_busy_least", p->rollout_busy);
+  report_cost(r, "rollout_busy_least", p->rollout_busy);
   report_metric_int(r, "epochs", u->epochs);
   report_metric_int(r, "stopped_by_kl", u->stopped);
   report_metric_int(r, "skipped_steps", p->s->state.skipped);
