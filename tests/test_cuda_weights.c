@@ -1,8 +1,9 @@
 /* Weights of a rollout on the GPU: whole, in slices, streamed; full or in codes. Ranks may share
  * the GPU. Skips where there is none. ranks: 1 2
  *
- * F32: the CPU's tokens. BF16: log-probabilities as far as tokens agree with those of the same
- * numbers held in full, where products are summed in another order and rounded to 2^-9. */
+ * F32: the CPU's tokens. BF16 with codes: recorded log-probabilities are those of training's
+ * forward over the whole sequence, whose weights are what the codes stand for; and codes that a
+ * rollout makes give in slices what they give whole, as far as samples agree. */
 #include <math.h>
 
 #include "generation/generation.h"
@@ -63,26 +64,56 @@ static void run(Model *m, GenParams p, const GenRequest *req, int n, GenResult *
   if (generate(m, &p, req, n, out, NULL, &err)) fail_msg("%s", err.msg);
 }
 
-/* Largest difference of log-probabilities up to the first token that differs; *same: tokens. */
-static double difference(const GenResult *a, const GenResult *b, int n, int *same, int *all) {
-  double most = 0;
-  *same = *all = 0;
-  for (int i = 0; i < n; i++) {
-    *all += b[i].n;
-    for (int t = 0; t < a[i].n && t < b[i].n && a[i].tokens[t] == b[i].tokens[t]; t++, (*same)++)
-      most = fmax(most, fabs((double)a[i].logprobs[t] - (double)b[i].logprobs[t]));
-  }
-  return most;
+typedef struct Gap {
+  double most, sum;
+  int tokens;
+} Gap;
+
+static void gap_add(Gap *g, float a, float b) {
+  double d = fabs((double)a - (double)b);
+  g->most = fmax(g->most, d);
+  g->sum += d;
+  g->tokens++;
 }
 
-static void expect_near(const char *what, const GenResult *a, const GenResult *b, int n,
-                        double bound, double share) {
-  int same, all;
-  double most = difference(a, b, n, &same, &all);
-  bool fine = most <= bound && same >= share * all;
-  print_message("%s%s: %d of %d tokens, log-probabilities differ by %.2e\n",
-                fine ? "" : "too far, ", what, same, all, most);
+/* Up to the first token that differs. */
+static Gap gap_of(const GenResult *a, const GenResult *b, int n, int *all) {
+  Gap g = {0};
+  *all = 0;
+  for (int i = 0; i < n; i++) {
+    *all += b[i].n;
+    for (int t = 0; t < a[i].n && t < b[i].n && a[i].tokens[t] == b[i].tokens[t]; t++)
+      gap_add(&g, a[i].logprobs[t], b[i].logprobs[t]);
+  }
+  return g;
+}
+
+static void expect_gap(const char *what, Gap g, int all, double most, int least_tokens) {
+  bool fine = g.tokens >= least_tokens && (g.tokens == 0 || g.most <= most);
+  print_message(
+      "%s%s: %d of %d tokens, log-probabilities differ by %.2e at most, %.2e in the mean\n",
+      fine ? "" : "too far, ", what, g.tokens, all, g.most, g.sum / fmax(1, g.tokens));
   two.failures += !fine;
+}
+
+/* What training's forward gives to the answers. All ranks score as many. */
+static Gap gap_to_forward(Model *m, const GenRequest *req, const GenResult *r, int n) {
+  Gap g = {0};
+  for (int i = 0; i < N; i++) {
+    int32_t tokens[PROMPT + NEW], rows[NEW], offsets[2] = {0};
+    float want[NEW];
+    int len = i < n ? r[i].n : 0;
+    if (i < n) {
+      offsets[1] = req[i].prompt_len + len;
+      memcpy(tokens, req[i].prompt, (size_t)req[i].prompt_len * sizeof *tokens);
+      memcpy(tokens + req[i].prompt_len, r[i].tokens, (size_t)len * sizeof *tokens);
+    }
+    for (int t = 0; t < len; t++) rows[t] = req[i].prompt_len + t - 1;
+    model_logprobs(m, (Batch){i < n, offsets, tokens}, len, rows, i < n ? r[i].tokens : NULL, 1,
+                   want, NULL);
+    for (int t = 0; t < len; t++) gap_add(&g, r[i].logprobs[t], want[t]);
+  }
+  return g;
 }
 
 static void check_failures(void) {
@@ -129,7 +160,9 @@ static void float_tokens(void **state) {
       run(cpu, p, own, n, want);
       p.weights = kinds[k % 3];
       run(gpu, p, own, n, got);
-      expect_near(names[k % 3], got, want, n, 1e-4, 1);
+      int tokens;
+      Gap g = gap_of(got, want, n, &tokens);
+      expect_gap(names[k % 3], g, tokens, 1e-4, tokens);
       gen_results_free(got, n);
       gen_results_free(want, n);
     }
@@ -139,43 +172,48 @@ static void float_tokens(void **state) {
   check_failures();
 }
 
-/* The secondary is codes, so that training's full numbers are what codes stand for; and codes that
- * the rollout makes of full weights, in slices and whole. */
+/* Codes as training has them, or made of its full weights. */
+static void codes_of(WireKind format, bool trained, const GenRequest *own, int n) {
+  ZeroPPConfig zero = {.stage = 3, .compute = DT_BF16, .wire = WIRE_BF16, .block = 128};
+  GenResult whole[N], got[N];
+  Error err = {""};
+  GenParams p = params(8);
+  if (trained) zero.qwz = format, zero.hpz = HPZ_QUANTIZED;
+  p.format = format;
+  Model *m = make(&two.gpu, false, zero);
+  if (model_rollout_check(m, ROLLOUT_REPLICA, format, &err)) {
+    print_message("%s\n", err.msg);
+    model_free(m);
+    return;
+  }
+  run(m, p, own, n, whole);
+  for (int k = 0; k < (trained ? 3 : 2); k++) {
+    int tokens;
+    p.weights = kinds[k];
+    run(m, p, own, n, got);
+    Gap g = gap_of(got, whole, n, &tokens);
+    /* BF16: three layers of sums of 256 to 704 products, each rounded to 2^-9 of itself. Which of a
+     * thousand ids a number draws hangs on less. */
+    expect_gap(names[k], g, tokens, 0.1, n > 0 ? n / 2 : 0);
+    if (trained) {
+      g = gap_to_forward(m, own, got, n);
+      expect_gap("  against the forward", g, g.tokens, 0.1, g.tokens);
+      two.failures += g.tokens > 0 && g.sum / g.tokens > 0.02;
+    }
+    gen_results_free(got, n);
+  }
+  gen_results_free(whole, n);
+  model_free(m);
+}
+
 static void codes(void **state) {
   (void)state;
-  static const WireKind formats[] = {WIRE_INT8, WIRE_FP8};
   int32_t prompt[N][PROMPT];
   GenRequest all[N], own[N];
-  GenResult want[N], got[N];
   need_gpu();
   fill(all, prompt);
   int n = own_requests(all, own);
-  for (int f = 0; f < 4; f++) {
-    WireKind format = formats[f % 2];
-    bool trained = f < 2;
-    ZeroPPConfig zero = {.stage = 3, .compute = DT_BF16, .wire = WIRE_BF16, .block = 128};
-    if (trained) zero.qwz = format, zero.hpz = HPZ_QUANTIZED;
-    Error err = {""};
-    Model *m = make(&two.gpu, false, zero);
-    if (model_rollout_check(m, ROLLOUT_REPLICA, format, &err)) {
-      print_message("%s\n", err.msg);
-      model_free(m);
-      continue;
-    }
-    GenParams p = params(8);
-    p.format = trained ? WIRE_F32 : format;
-    run(m, p, own, n, want);
-    p.format = format;
-    for (int k = 0; k < (trained ? 3 : 2); k++) {
-      p.weights = kinds[k];
-      run(m, p, own, n, got);
-      /* Logits of size 1 from sums of 256 to 704 products of BF16 numbers in three layers. */
-      expect_near(names[k], got, want, n, 0.1, 0.5);
-      gen_results_free(got, n);
-    }
-    gen_results_free(want, n);
-    model_free(m);
-  }
+  for (int f = 0; f < 4; f++) codes_of(f % 2 ? WIRE_FP8 : WIRE_INT8, f < 2, own, n);
   check_failures();
 }
 
