@@ -206,6 +206,35 @@ static void codes_of(WireKind format, bool trained, const GenRequest *own, int n
   model_free(m);
 }
 
+/* BF16 in full: slices, which one node reads in place, and a stream, against a replica. */
+static void half_numbers(void **state) {
+  (void)state;
+  int32_t prompt[N][PROMPT];
+  GenRequest all[N], own[N];
+  GenResult whole[N], got[N];
+  need_gpu();
+  fill(all, prompt);
+  int n = own_requests(all, own), tokens;
+  for (int hpz = 0; hpz < 2; hpz++) {
+    ZeroPPConfig zero = {.stage = 3, .compute = DT_BF16, .wire = WIRE_BF16};
+    if (hpz) zero.hpz = HPZ_ON;
+    Model *m = make(&two.gpu, false, zero);
+    GenParams p = params(8);
+    run(m, p, own, n, whole);
+    for (int k = 1; k < 3; k++) {
+      p.weights = kinds[k];
+      run(m, p, own, n, got);
+      expect_gap(names[k], gap_of(got, whole, n, &tokens), tokens, 0.1, n > 0 ? n / 2 : 0);
+      Gap g = gap_to_forward(m, own, got, n);
+      expect_gap("  against the forward", g, g.tokens, 0.1, g.tokens);
+      gen_results_free(got, n);
+    }
+    gen_results_free(whole, n);
+    model_free(m);
+  }
+  check_failures();
+}
+
 static void codes(void **state) {
   (void)state;
   int32_t prompt[N][PROMPT];
@@ -226,6 +255,7 @@ static int close_both(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(float_tokens),
+    cmocka_unit_test(half_numbers),
     cmocka_unit_test_teardown(codes, close_both),
 };
 TEST_MAIN(tests)

@@ -117,6 +117,7 @@ static const struct Engine {
     {"ZeRO-3", {.stage = 3}},
     {"ZeRO-1", {.stage = 1, .wire = WIRE_BF16}},
     {"hpZ", {.stage = 3, .wire = WIRE_BF16, .hpz = HPZ_ON, .prefetch = 1}},
+    {"hpZ in float32", {.stage = 3, .hpz = HPZ_ON}}, /* slices of a node are read in place */
     {"int8 secondary", {.stage = 3, .qwz = WIRE_INT8, .hpz = HPZ_QUANTIZED, .block = 64}},
     {"fp8 secondary",
      {.stage = 3,
@@ -193,7 +194,7 @@ static void test_codes_of_a_rollout(void **state) {
 static void test_new_weights(void **state) {
   (void)state;
   GenRequest *req = make_requests(N, 20, 1, VOCAB);
-  World w = open_world(launch_world() == 4 ? 2 : 0, tiny_config(), engines[3].zero);
+  World w = open_world(launch_world() == 4 ? 2 : 0, tiny_config(), engines[4].zero);
   GenParams p = params(&ways[0], true);
   for (int step = 0; step < 2; step++) {
     p.weights = ROLLOUT_REPLICA;

@@ -5,6 +5,9 @@
  * or (tensor parallel) this rank's rows, full or in codes. Joined parameters follow each other in
  * it, their codes apart from their scales, so that they stay one matrix.
  *
+ * On a node that has all ranks a slice lies in one piece, rounded or in the secondary, as it is
+ * computed with: matrices are then read there, and the buffer has no place for them.
+ *
  * Where training's weights are codes already, those are copied out of the message that brings a
  * unit: a rollout computes with exactly the numbers that training does.
  */
@@ -17,6 +20,7 @@ enum { ALIGN = 128 };
 
 typedef struct RolloutPlace {
   bool coded;
+  bool in_place;       /* read where training keeps it */
   int64_t first, rows; /* of the parameter that lie here; elements of a vector */
   size_t at, scales;   /* numbers or codes, and scales, in the unit's buffer */
   size_t open;         /* full numbers in the unit's opened buffer */
@@ -62,9 +66,47 @@ static void place_rows(const ZeroPP *z, const Rollout *r, int param, RolloutPlac
   w->coded = matrix && linear_codes_fit(r->format, s->dim[1]);
 }
 
+/* Slices of full numbers, where they lie. */
+static bool lies_in_place(const ZeroPP *z, const Rollout *r, int param) {
+  const ParamSpec *s = &z->specs[param];
+  bool sliced = r->how.weights == ROLLOUT_TENSOR_PARALLEL && s->unit >= r->how.whole_units;
+  if (!sliced || s->ndim != 2 || r->place[param].coded || z->grid->nodes > 1) return false;
+  WireKind kept = z->units[s->unit].message[MSG_SECONDARY].format.kind;
+  bool half = z->cfg.compute == DT_BF16;
+  return z->keeps_rounded ? half
+                          : z->cfg.hpz && !z->alias_full && kept == (half ? WIRE_BF16 : WIRE_F32);
+}
+
+/* Bytes of a parameter's slice before it in what training keeps. */
+static size_t place_in_slice(const ZeroPP *z, int param) {
+  const Unit *u = &z->units[z->specs[param].unit];
+  const Message *m = &u->message[MSG_SECONDARY];
+  int piece = z->grid->local_rank; /* one node: a slice is a piece */
+  if (z->keeps_rounded) return (size_t)z->place[param].shard * dtype_size(z->cfg.compute);
+  return m->payload[piece * u->count + param - u->first] - m->at[piece];
+}
+
+/* All of a group, one behind the other, by 16 bytes, which kernels read at a time; or none of it.
+ */
+static bool group_in_place(const ZeroPP *z, const Rollout *r, int p, int end) {
+  for (int i = p; i < end; i++)
+    if (!lies_in_place(z, r, i)) return false;
+  size_t at = place_in_slice(z, p);
+  if (at % 16 != 0) return false;
+  for (int i = p; i < end; i++) {
+    if (place_in_slice(z, i) != at) return false;
+    at += (size_t)(r->place[i].rows * width_of(&z->specs[i])) * dtype_size(z->cfg.compute);
+  }
+  return true;
+}
+
 /* Parameters [p, end) are joined: numbers of all, then scales of all. */
 static void place_group(const ZeroPP *z, const Rollout *r, int p, int end, RolloutUnit *u) {
   size_t full = dtype_size(z->cfg.compute);
+  if (group_in_place(z, r, p, end)) {
+    for (int i = p; i < end; i++) r->place[i].in_place = true;
+    return;
+  }
   u->bytes = align_up(u->bytes);
   u->open_bytes = align_up(u->open_bytes);
   for (int i = p; i < end; i++) {
@@ -155,7 +197,7 @@ static void fill_unit(const ZeroPP *z, const Unit *u) {
     const RolloutPlace *w = &r->place[p];
     int64_t width = width_of(&z->specs[p]), numel = w->rows * width;
     char *from = u->full + (size_t)(z->place[p].full + w->first * width) * size;
-    if (numel == 0) continue;
+    if (numel == 0 || w->in_place) continue;
     if (!w->coded)
       device_copy(z->device, buffer_of(z, p) + w->at, from, (size_t)numel * size);
     else if (!have_codes)
@@ -243,6 +285,11 @@ void rollout_close(ZeroPP *z, Unit *u) {
   u->full = NULL;
 }
 
+static char *kept_slice(const ZeroPP *z, int param) {
+  const Unit *u = &z->units[z->specs[param].unit];
+  return (z->keeps_rounded ? z->rounded : u->secondary) + place_in_slice(z, param);
+}
+
 /* Rows of n joined parameters that lie here. */
 static int64_t rows_here(const ZeroPP *z, int param, int n) {
   int64_t rows = 0;
@@ -260,7 +307,9 @@ Tensor rollout_weight(const ZeroPP *z, int param, int n) {
   int64_t rows = rows_here(z, param, n);
   if (w->coded && !u->holds)
     die("weight %s is read in full, but no gather made it so out of its codes", s->name);
-  char *x = w->coded ? u->full + w->open : buffer_of(z, param) + w->at;
+  char *x = w->coded      ? u->full + w->open
+            : w->in_place ? kept_slice(z, param)
+                          : buffer_of(z, param) + w->at;
   return s->ndim == 2 ? tensor_2d(x, z->cfg.compute, rows, s->dim[1])
                       : tensor_1d(x, z->cfg.compute, rows);
 }
