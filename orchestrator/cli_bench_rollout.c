@@ -18,9 +18,10 @@ typedef struct RolloutBench {
   BenchMode *mode; /* of the engine; NULL: stage 3 alone */
   int prompts, length, response, rows, look, runs;
   bool eos;         /* lengths at random */
-  int n;            /* this rank's prompts */
+  int n;            /* prompts of this node, which its ranks share */
   GenRequest *own;  /* [n] */
   int32_t *lengths; /* [n] */
+  int32_t *owner;   /* [n] the local rank that each begins with */
 } RolloutBench;
 
 /* Of all ranks: tokens are sums, times and bytes of a rank are the most. */
@@ -43,7 +44,11 @@ static void fill_requests(RolloutBench *b, const int32_t *tokens) {
   const Grid *g = b->rig.grid;
   b->own = mem_alloc((size_t)b->prompts, sizeof *b->own);
   b->lengths = mem_alloc((size_t)b->prompts, sizeof *b->lengths);
-  for (int i = g->rank; i < b->prompts; i += g->world) {
+  b->owner = mem_alloc((size_t)b->prompts, sizeof *b->owner);
+  for (int i = 0; i < b->prompts; i++) {
+    int rank = i % g->world;
+    if (rank / g->local != g->node) continue;
+    b->owner[b->n] = rank % g->local;
     b->own[b->n] = (GenRequest){.prompt = tokens + (int64_t)i * b->length,
                                 .prompt_len = b->length,
                                 .prompt_id = i,
@@ -53,7 +58,8 @@ static void fill_requests(RolloutBench *b, const int32_t *tokens) {
 }
 
 static GenParams params(const RolloutBench *b, uint64_t step) {
-  int rows = b->n < MOST_ROWS ? b->n : MOST_ROWS;
+  int world = b->rig.grid->world, share = (b->prompts + world - 1) / world;
+  int rows = share < MOST_ROWS ? share : MOST_ROWS;
   return (GenParams){.sample = {.temperature = 1, .top_p = 1},
                      .max_new_tokens = b->eos ? LONGEST : b->response,
                      .max_new_of = b->lengths,
@@ -99,6 +105,8 @@ static int roll_out(RolloutBench *b, Model *m, uint64_t step, RolloutFigures *f,
   GenParams p = params(b, step);
   GenResult *out = mem_zalloc((size_t)b->prompts, sizeof *out);
   GenStats stats;
+  p.owner = mem_alloc((size_t)b->n, sizeof *p.owner);
+  memcpy(p.owner, b->owner, (size_t)b->n * sizeof *p.owner);
   comm_barrier(b->rig.grid->all);
   device_sync(b->rig.device);
   device_reset_peak(b->rig.device);
@@ -107,6 +115,7 @@ static int roll_out(RolloutBench *b, Model *m, uint64_t step, RolloutFigures *f,
   double all = clock_seconds() - start;
   gen_results_free(out, b->n);
   free(out);
+  free(p.owner);
   if (rc == 0) *f = figures(b, &stats, all);
   return rc;
 }
@@ -216,6 +225,7 @@ static int measure(RolloutBench *b, Error *err) {
   tokens_free(&drawn);
   free(b->own);
   free(b->lengths);
+  free(b->owner);
   return rc;
 }
 
