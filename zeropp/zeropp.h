@@ -183,8 +183,8 @@ uint64_t zeropp_rollout_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, 
  *
  * hpZ: what crosses nodes does so here, and once for each version of the weights. Codes come as
  * they were gathered where the format is that of training; else full weights are quantized, the
- * same way on every rank. Matrices whose rows linear_codes_fit refuses stay full, holding what
- * their codes stand for.
+ * same way on every rank. Matrices whose rows linear_codes_fit refuses, and the first units', stay
+ * full.
  *
  * Full weights in a replica are FULL all the time. Otherwise, but for streams, no gather
  * communicates any more: it makes full weights out of codes, or does nothing, and zeropp_weight may

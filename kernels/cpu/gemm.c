@@ -1,4 +1,4 @@
-/* Matrix products. One rule chooses: y = x W^T goes by the rows of x to gemm_dot (up to DOT_MOST)
+/* Matrix products. One rule chooses: y = x W^T goes by the rows of x to gemm_dot (up to dot_most)
  * or gemm_lanes (up to LANES_MOST), all else to oneDNN. Measured in GFLOP/s on one Zen 5 core over
  * the matrices of a 10-million-parameter Llama, 35 MB that fit in no cache (bench/RESULTS.md has
  * more):
@@ -28,7 +28,7 @@ void cpu_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float b
   }
   if (kind == GEMM_NT && m <= LANES_MOST) {
     RowsGemm g = {m, n, k, n, alpha, beta, tensor_f32(a), tensor_f32(b), tensor_f32(c)};
-    if (m <= DOT_MOST)
+    if (m <= dot_most(k))
       gemm_dot(d, &g);
     else
       gemm_lanes(d, &g);

@@ -18,6 +18,9 @@ void gemm_lanes(Device *d, const RowsGemm *g); /* m <= LANES_MOST */
 /* y = x W^T of a Linear whose weights are codes, added to y where it says so: the bits that
  * cpu_gemm makes of the numbers that they stand for. */
 void gemm_codes(Device *d, const Linear *l, Tensor x, Tensor y_MO);
-enum { DOT_MOST = 24, LANES_MOST = 128 };
+enum { LANES_MOST = 128 };
+/* Rows of x up to which gemm_dot is the faster one: sums across lanes cost more, the shorter they
+ * are. */
+static inline int64_t dot_most(int64_t k) { return k < 256 ? 16 : 24; }
 
 #endif

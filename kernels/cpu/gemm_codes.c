@@ -41,7 +41,7 @@ static void multiply_chunks(Device *d, const Linear *l, const RowsGemm *all) {
       g.w = w;
       g.y = all->y + c * rows;
       decode_rows(&one, l, c * rows, g.n, w);
-      if (g.m <= DOT_MOST)
+      if (g.m <= dot_most(g.k))
         gemm_dot(&one, &g);
       else
         gemm_lanes(&one, &g);
