@@ -201,6 +201,10 @@ void model_train_values(Model *m, Batch b, int n_rows, const int32_t *rows, Valu
  * zeropp.h has the kinds. check: refuses what this model or device does not do. bytes: what they
  * take beside what training holds. Collective. */
 int model_rollout_check(const Model *m, RolloutWeights weights, WireKind format, Error *err);
+/* The same from a config; and how many matrices would be in codes. */
+int model_rollout_plan(const Device *d, const ModelConfig *c, const ZeroPPConfig *zero,
+                       RolloutWeights weights, WireKind format, int *coded, int *matrices,
+                       Error *err);
 void model_rollout_begin(Model *m, RolloutWeights weights, WireKind format);
 void model_rollout_end(Model *m);
 uint64_t model_rollout_bytes(const ModelConfig *c, const ZeroPPConfig *zero, int nodes, int local,

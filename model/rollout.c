@@ -7,8 +7,8 @@ static ZeroPPRollout rollout_of(RolloutWeights weights, WireKind format) {
 }
 
 int model_rollout_check(const Model *m, RolloutWeights weights, WireKind format, Error *err) {
-  return zeropp_rollout_check(m->device, zeropp_config_of(m->zero), rollout_of(weights, format),
-                              err);
+  return zeropp_rollout_check(m->device, zeropp_config_of(m->zero), zeropp_spec(m->zero, 0),
+                              zeropp_n_params(m->zero), rollout_of(weights, format), err);
 }
 
 void model_rollout_begin(Model *m, RolloutWeights weights, WireKind format) {
@@ -16,6 +16,17 @@ void model_rollout_begin(Model *m, RolloutWeights weights, WireKind format) {
 }
 
 void model_rollout_end(Model *m) { zeropp_rollout_end(m->zero); }
+
+int model_rollout_plan(const Device *d, const ModelConfig *c, const ZeroPPConfig *zero,
+                       RolloutWeights weights, WireKind format, int *coded, int *matrices,
+                       Error *err) {
+  ParamSpec *specs;
+  ZeroPPRollout r = rollout_of(weights, format);
+  int n = model_specs(c, HEAD_LM, &specs), rc = zeropp_rollout_check(d, zero, specs, n, r, err);
+  *coded = zeropp_rollout_coded(zero, specs, n, r, matrices);
+  free(specs);
+  return rc;
+}
 
 uint64_t model_rollout_bytes(const ModelConfig *c, const ZeroPPConfig *zero, int nodes, int local,
                              RolloutWeights weights, WireKind format) {

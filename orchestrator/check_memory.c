@@ -47,9 +47,10 @@ static WireKind chosen_format(const Session *s) {
   const char *format = s->recipe->rollout.format;
   ZeroPPConfig zero = session_zeropp(s);
   WireKind given, trained = zeropp_rollout_format(&zero);
-  ZeroPPRollout asked = {.format = trained};
+  int coded, matrices;
   if (!rollout_format_parse(format, &given)) return given;
-  bool takes = !zeropp_rollout_check(s->device, &zero, asked, &(Error){""});
+  bool takes = !model_rollout_plan(s->device, &s->config[ROLE_ACTOR], &zero, ROLLOUT_REPLICA,
+                                   trained, &coded, &matrices, &(Error){""});
   return takes ? trained : WIRE_F32; /* auto */
 }
 
@@ -67,9 +68,14 @@ static int plan_rollout(Session *s, PlannedStage *p, uint64_t limit, Error *err)
   }
   s->rollout_weights = p->weights;
   s->rollout_format = p->format;
-  ZeroPPRollout asked = {.weights = p->weights, .format = p->format};
-  if (!zeropp_rollout_check(s->device, &zero, asked, &found)) return 0;
-  return check_note(err, "%s: %s", recipe_place(s->recipe, "rollout.format"), found.msg);
+  int coded, matrices;
+  if (model_rollout_plan(s->device, &s->config[ROLE_ACTOR], &zero, p->weights, p->format, &coded,
+                         &matrices, &found))
+    return check_note(err, "%s: %s", recipe_place(s->recipe, "rollout.format"), found.msg);
+  if (p->format != WIRE_F32 && coded < matrices)
+    log_info("rollout.format: %d of %d matrices in codes; rows of the others fit no kernel", coded,
+             matrices);
+  return 0;
 }
 
 static PlannedStage plan_stage(const Session *s, StageKind kind) {

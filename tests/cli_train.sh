@@ -182,6 +182,16 @@ for weights in tensor_parallel stream; do
   ok "the same with a rollout's weights as $weights" held
 done
 
+# Codes: refused where none of the matrices takes them, as here with rows of 36 and 50; else a gap, which is corrected.
+ok "codes that no matrix takes are refused" fails 'none of the .* matrices' train 1 codes --set rollout.format=int8
+codes() {
+  train 2 codes --set stages='[ppo]' --set ppo.normalize_scores=false --set 'rewards=[{kind: length, target: 6}]' \
+    --set models.actor.init.hidden_size=48 --set models.actor.init.ffn=64 --set rollout.format=int8 &&
+    tail -n 1 codes/metrics.jsonl | sed 's/.*"gap_mean"://; s/,.*//' | awk '{ exit !($1 > 1e-5 && $1 < 0.1) }' &&
+    tail -n 1 codes/metrics.jsonl | grep -q '"importance_mean":[01]\.'
+}
+ok "a rollout in codes is apart from the update, and corrected" codes
+
 # What zeropp.refresh changes is bytes: dense and by delta are bit for bit the same run, and a step says what it sent.
 delta() { # RANKS RANKS-PER-NODE
   local sets="--set zeropp.ranks_per_node=$2 --set zeropp.wire=bfloat16 --set zeropp.hpz=on --set run.overwrite=true" key

@@ -294,6 +294,16 @@ static void test_refusals(void **state) {
   assert_int_equal(generate(w.model, &p, req, 1, &out, NULL, &err), -1);
   assert_non_null(strstr(err.msg, "zeropp.block 96"));
   world_close(&w);
+  ModelConfig odd = tiny_config();
+  odd.hidden = 44;
+  odd.n_heads = 3;
+  odd.n_kv_heads = 1;
+  odd.head_dim = 14;
+  odd.ffn = 50;
+  w = open_world(0, odd, (ZeroPPConfig){.stage = 3});
+  assert_int_equal(generate(w.model, &p, req, 1, &out, NULL, &err), -1);
+  assert_non_null(strstr(err.msg, "none of the 22 matrices"));
+  world_close(&w);
   w = open_world(0, tiny_config(), (ZeroPPConfig){.stage = 3});
   p.weights = ROLLOUT_STREAM;
   assert_int_equal(generate(w.model, &p, req, 1, &out, NULL, &err), -1);

@@ -334,8 +334,23 @@ WireKind zeropp_rollout_format(const ZeroPPConfig *c) {
   return codes_travel(c, c->qwz) ? c->qwz : WIRE_F32;
 }
 
-int zeropp_rollout_check(const Device *d, const ZeroPPConfig *given, ZeroPPRollout r, Error *err) {
+int zeropp_rollout_coded(const ZeroPPConfig *given, const ParamSpec *specs, int n_params,
+                         ZeroPPRollout r, int *matrices) {
   ZeroPPConfig c = engine_config(given);
+  int coded = 0;
+  *matrices = 0;
+  for (int p = 0; p < n_params; p++) {
+    if (specs[p].ndim != 2 || specs[p].unit < r.whole_units) continue;
+    ++*matrices;
+    coded += linear_codes_fit((WireFormat){r.format, c.block, c.scale}, specs[p].dim[1]);
+  }
+  return coded;
+}
+
+int zeropp_rollout_check(const Device *d, const ZeroPPConfig *given, const ParamSpec *specs,
+                         int n_params, ZeroPPRollout r, Error *err) {
+  ZeroPPConfig c = engine_config(given);
+  int matrices;
   const char *name = r.format == WIRE_INT8 ? "int8" : "fp8";
   if (r.format == WIRE_F32) return 0;
   require(r.format == WIRE_INT8 || r.format == WIRE_FP8);
@@ -349,6 +364,11 @@ int zeropp_rollout_check(const Device *d, const ZeroPPConfig *given, ZeroPPRollo
         "rollout.format: found %s; weights in codes want the CPU, or bfloat16 on a GPU "
         "of compute capability 9.0; expected training",
         name);
+  if (zeropp_rollout_coded(given, specs, n_params, r, &matrices) == 0)
+    return error_set(err,
+                     "rollout.format: found %s; none of the %d matrices outside the embedding has "
+                     "rows of a multiple of 16 numbers, and at most %d; expected training",
+                     name, matrices, LINEAR_CODES_MOST);
   if (r.weights == ROLLOUT_STREAM && !codes_travel(&c, r.format))
     return error_set(err,
                      "rollout.format: found %s with rollout.weights stream, where weights are as "

@@ -174,8 +174,12 @@ typedef struct ZeroPPRollout {
 } ZeroPPRollout;
 /* What the weights are in training: the codes that they are gathered as, or WIRE_F32. */
 WireKind zeropp_rollout_format(const ZeroPPConfig *cfg);
-/* Refuses what this device, or a model with this config, does not do. */
-int zeropp_rollout_check(const Device *d, const ZeroPPConfig *cfg, ZeroPPRollout r, Error *err);
+/* Refuses what this device, or a model of these specs with this config, does not do. */
+int zeropp_rollout_check(const Device *d, const ZeroPPConfig *cfg, const ParamSpec *specs,
+                         int n_params, ZeroPPRollout r, Error *err);
+/* How many matrices are in codes, and of how many, those of the first units not counted. */
+int zeropp_rollout_coded(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params,
+                         ZeroPPRollout r, int *matrices);
 /* Bytes that a rollout's weights take beside what zeropp_memory counts. */
 uint64_t zeropp_rollout_memory(const ZeroPPConfig *cfg, const ParamSpec *specs, int n_params,
                                int nodes, int local, ZeroPPRollout r);
