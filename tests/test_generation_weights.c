@@ -28,7 +28,11 @@ static const struct Way {
 enum { WAYS = sizeof ways / sizeof *ways };
 
 static GenParams params(const struct Way *w, bool greedy) {
-  return (GenParams){.sample = {.temperature = 1.2f, .top_p = 1, .greedy = greedy},
+  return (GenParams){.sample = {.temperature = 1.2f,
+                                .top_p = greedy ? 1 : 0.95f,
+                                .repetition_penalty = w->min_new ? 1.3f : 1,
+                                .greedy = greedy},
+                     .keep = !greedy && w->look > 1,
                      .max_new_tokens = NEW,
                      .min_new_tokens = w->min_new,
                      .n_eos = 3,
@@ -71,6 +75,8 @@ static uint64_t expect_tokens(World *w, GenParams p, const GenRequest *req, cons
         memcmp(out[k].tokens, want[at[k]].tokens, (size_t)out[k].n * sizeof(int32_t)) != 0)
       print_error("%s: request %d differs\n", what, at[k]);
     expect_same(&out[k], &want[at[k]]);
+    if (p.keep)
+      assert_memory_equal(out[k].kept, want[at[k]].kept, (size_t)out[k].n * ((VOCAB + 7) / 8));
   }
   gen_results_free(out, n);
   return stats.inter_bytes;
