@@ -183,7 +183,7 @@ static const RecipeRow rollout_rows[] = {
      .unit = "tokens",
      .help = "longest prompt; 0: what max_new_tokens leaves of the models' positions; see "
              "data.prompts.overlong"},
-    {"temperature", ROW_FLOAT, AT(rollout.temperature), "1", ABOVE(0, 100),
+    {"temperature", ROW_FLOAT, AT(rollout.temperature), "1", SPAN(0.001, 100),
      .help = "of sampling, and of all log-probabilities in the update",
      .hint = "for temperature 0 use greedy evaluation"},
     {"top_k", ROW_INT, AT(rollout.top_k), "0", SPAN(0, 4194304), .unit = "tokens",

@@ -217,7 +217,7 @@ void command_help(const Command *c, FILE *out) {
     const Option *o = &c->options[i];
     char name[64];
     snprintf(name, sizeof name, "%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
-    fprintf(out, "  %-20s %s", name, o->help);
+    fprintf(out, "  %-22s %s", name, o->help);
     if (o->dflt) fprintf(out, " (default %s)", o->dflt);
     fputc('\n', out);
   }

@@ -13,6 +13,13 @@
 static void *arena_take(void *ctx, size_t bytes) { return device_alloc(ctx, bytes); }
 static void arena_give(void *ctx, void *p) { device_free(ctx, p); }
 
+/* An error that starts with its key gets the key's place. */
+static int place_key(const Recipe *r, Error *err) {
+  char key[64];
+  snprintf(key, sizeof key, "%.*s", (int)strcspn(err->msg, ":"), err->msg);
+  return error_prefix(err, "%s", recipe_place(r, key));
+}
+
 int session_open(Session *s, const Recipe *r, Error *err) {
   *s = (Session){.recipe = r, .state = {.kl_coef = r->ppo.kl_coef}};
   s->grid = grid_create((int)r->zeropp.ranks_per_node, err);
@@ -23,8 +30,7 @@ int session_open(Session *s, const Recipe *r, Error *err) {
   if (precision_choose(r->run.precision, s->device, &s->compute, err))
     return error_prefix(err, "%s: run.precision", recipe_place(r, "run.precision"));
   ZeroPPConfig zero = session_zeropp(s);
-  if (zeropp_check(&zero, device_kind(s->device), s->grid->world, err))
-    return error_prefix(err, "%s", r->file);
+  if (zeropp_check(&zero, device_kind(s->device), s->grid->world, err)) return place_key(r, err);
   if (r->zeropp.prefetch > 0) comm_queue_start();
   s->arena = arena_create(s->device, arena_take, arena_give);
   return 0;

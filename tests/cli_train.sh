@@ -249,6 +249,15 @@ ok "as far as the host has room" fails 'renormalize takes [0-9]* MiB of the host
   --set rollout.top_k=6 --set rollout.filters=renormalize --set rollout.prompts_per_step=1000000 \
   --set rollout.samples_per_prompt=20 --set ppo.minibatches=1 --set ppo.normalize_scores=false \
   --set 'rewards=[{kind: length, target: 6}]'
+coded() { # rows of 48 and 64 have codes, those of 36 and 50 none; codes on an edge go either way by rounding
+  local sets='--set models.actor.init.hidden_size=48 --set models.actor.init.ffn=64 --set rollout.format=int8'
+  # shellcheck disable=SC2086
+  train 1 coded $sets && tail -n 1 coded/metrics.jsonl | grep -o '"gap_mean":[^,]*' |
+    awk -F: '$2 > 1e-4 && $2 < 0.1 { found = 1 } END { exit !found }' &&
+    grep -q '^importance weights: [01]\.[0-9]* in the mean' out &&
+    train 2 coded2 $sets --set rollout.weights=tensor_parallel && same_to 1e-3 coded coded2
+}
+ok "answers drawn with weights in codes, whole or in slices" coded
 bar() { train 1 bar --set stages='[sft]' --set report.progress=bar && grep -q '\[=*\] sft 5/5' err; }
 ok "a bar is drawn when asked for" bar
 
@@ -356,6 +365,8 @@ ok "a tokenizer larger than the embedding is refused" \
 many() { fails 'tokens a step; expected at most' train 1 never --set rollout.prompts_per_step=1000000 \
   --set rollout.samples_per_prompt=1020 --set ppo.minibatches=1; }
 ok "more tokens than can be numbered are refused" many
+ok "what a device refuses has its place" fails '^rlhf: --set zeropp.refresh=auto: zeropp.refresh: found auto with' \
+  train 1 place --set zeropp.refresh=auto --set zeropp.hpz=on
 ok "a plan that does not fit is refused before anything is allocated" \
   fails 'stage sft needs' train 1 memory --set models.actor.init.hidden_size=65536 \
   --set models.actor.init.heads=256 --set models.actor.init.layers=500 --set models.actor.init.ffn=65536

@@ -178,7 +178,7 @@ static void all_errors_at_once(void **state) {
       "dir/x.yaml:8:3: unknown key \"ppo.lr\"; did you mean \"optimizer.sft.lr\" or "
       "\"optimizer.reward.lr\" or \"optimizer.actor.lr\" or \"optimizer.critic.lr\"?\n"
       "dir/x.yaml:9:1: unknown key \"optimiser\"; did you mean \"optimizer\"?\n"
-      "dir/x.yaml:10:24: rollout.temperature: found 0; expected a number above 0, at most 100 "
+      "dir/x.yaml:10:24: rollout.temperature: found 0; expected a number from 0.001 to 100 "
       "(for temperature 0 use greedy evaluation)\n"
       "dir/x.yaml:11:37: data.prompts.held_out: found the text \"0.1\"; expected a number from 0, "
       "below 1\n"

@@ -110,7 +110,7 @@ typedef struct ZeroPPConfig {
 } ZeroPPConfig;
 /* What the recipe's section says; compute is left DT_F32. */
 ZeroPPConfig zeropp_config(const Recipe *r);
-/* Refuses what this device, or this number of ranks, does not do, naming the recipe's key. */
+/* Refuses what this device, or this number of ranks, does not do: "key: found ..". */
 int zeropp_check(const ZeroPPConfig *cfg, DeviceKind device, int world, Error *err);
 
 typedef struct ZeroPP ZeroPP;
