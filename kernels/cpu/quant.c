@@ -14,6 +14,7 @@
 #include "kernels/cpu/quant_feedback.h"
 #include "kernels/cpu/quant_int4_wide.h"
 #include "kernels/cpu/quant_sum.h"
+#include "kernels/cpu/quant_sum_plain.h"
 #define QUANT_WIDE
 #endif
 
@@ -280,18 +281,21 @@ static int64_t requantize_run(WireFormat f, WireFormat f_to, const Walk *w, cons
                               int64_t most, const WireData *from, const WireData *to) {
 #ifdef QUANT_WIDE
   int64_t whole = w->width % w->block == 0 ? most : (w->width - p->column) / w->block;
-  if (f.kind != f_to.kind || !sum_takes(f.kind, w->block, from->n) || whole == 0) return 0;
+  bool plain = plain_takes(f.kind, w->block, from->n);
+  if (f.kind != f_to.kind || whole == 0) return 0;
+  if (!plain && !sum_takes(f.kind, w->block, from->n)) return 0;
   SumRun run = {.from = f,
                 .to = f_to,
                 .in = (const uint8_t *)payload_of(f.kind, from, p),
-                .scales = (const char *)from->scales + (size_t)p->i * dtype_size(f.scale),
                 .stride = from->stride,
                 .n = from->n,
                 .out = (uint8_t *)payload_of(f.kind, to, p),
-                .out_scales = (char *)to->scales + (size_t)p->i * dtype_size(f_to.scale),
                 .block = w->block,
                 .blocks = min_i64(whole, most)};
   run.past_cache = w->blocks * w->block > LARGE && (uintptr_t)run.out % 64 == 0;
+  if (plain) return plain_run(f.kind, &run);
+  run.scales = (const char *)from->scales + (size_t)p->i * dtype_size(f.scale);
+  run.out_scales = (char *)to->scales + (size_t)p->i * dtype_size(f_to.scale);
   return sum_run(f.kind, &run);
 #else
   (void)f, (void)f_to, (void)w, (void)p, (void)most, (void)from, (void)to;

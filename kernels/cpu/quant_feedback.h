@@ -44,13 +44,16 @@ ALWAYS __m512i upper_halves(__m512i a, __m512i b) {
   return _mm512_permutexvar_epi16(order, words);
 }
 
+/* a, then b. */
+ALWAYS __m512i bf16_line(__m512 a, __m512 b) {
+  if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q))
+    return _mm512_inserti64x4(_mm512_castsi256_si512(bf16_wide(a)), bf16_wide(b), 1);
+  return upper_halves(upper_bf16(a), upper_bf16(b));
+}
+
 ALWAYS void put_bf16_pair(uint16_t *out, __m512 a, __m512 b, bool tame) {
-  if (!tame && _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q)) {
-    _mm256_storeu_si256((void *)out, bf16_wide(a));
-    _mm256_storeu_si256((void *)(out + 16), bf16_wide(b));
-  } else {
-    _mm512_storeu_si512(out, upper_halves(upper_bf16(a), upper_bf16(b)));
-  }
+  __m512i line = tame ? upper_halves(upper_bf16(a), upper_bf16(b)) : bf16_line(a, b);
+  _mm512_storeu_si512(out, line);
 }
 
 /* ---- a block with its errors, and its largest magnitude ---- */
@@ -87,16 +90,12 @@ ALWAYS Coded coded_integer(__m512 x, __m512 inverse, float most) {
   return (Coded){_mm512_castps_si512(t), _mm512_sub_ps(t, magic)};
 }
 
-/* As fp8_of; what was added for rounding is taken off again. */
+/* As fp8_wide; what was added for rounding is taken off again. */
 ALWAYS Coded coded_fp8(__m512 x, __m512 inverse) {
-  enum { SIGN_A_ELSE_B = 0xca };
   x = _mm512_mul_ps(x, inverse);
-  __m512i most = _mm512_castps_si512(_mm512_set1_ps(448));
-  Rounding8 r = fp8_rounding(_mm512_min_epu32(magnitude_of(x), most));
-  __m512i value = _mm512_castps_si512(_mm512_sub_ps(r.eighths, r.large));
-  value = _mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(x), value,
-                                    SIGN_A_ELSE_B);
-  return (Coded){fp8_code_of(r, x), _mm512_castsi512_ps(value)};
+  __m512 power = power_with_bias(x), eighths = eighths_of(x, power);
+  __m512 value = _mm512_mul_ps(_mm512_sub_ps(eighths, power), _mm512_set1_ps(0x1p20f));
+  return (Coded){fp8_code(eighths), value};
 }
 
 ALWAYS Coded coded(WireKind kind, __m512 x, __m512 inverse) {

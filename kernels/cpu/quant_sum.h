@@ -13,17 +13,14 @@
 
 #include "kernels/cpu/quant_wide.h"
 
-enum { BYTES_AHEAD = 1024 }; /* of a source, asked for before they are needed */
+enum { BYTES_AHEAD = 512 }; /* of a source, asked for before they are needed */
 
 ALWAYS float code_most(WireKind kind) { return kind == WIRE_INT8 ? 127 : 448; }
 
 enum { LINE_VECTORS = 4 }; /* of 16 sums, which 64 bytes of payload make */
 
-/* What a decoded code is multiplied by: an e4m3's bits in the places of a float are 2^-120 of it.
- */
-ALWAYS float code_scale(WireKind kind, float scale) {
-  return kind == WIRE_FP8 ? scale * 0x1p120f : scale;
-}
+/* What a code is scaled by: an e4m3's bits in the places of a float are 2^-120 of it. */
+static inline float code_unit(WireKind kind) { return kind == WIRE_FP8 ? 0x1p120f : 1; }
 
 ALWAYS __m512 add_code(__m512 code, __m512 scale, bool first, __m512 sum) {
   return first ? _mm512_mul_ps(code, scale) : _mm512_fmadd_ps(code, scale, sum);
@@ -52,7 +49,7 @@ ALWAYS void add_fp8(const uint8_t *in, __m512 scale, bool first, __m512 *sum) {
 
 ALWAYS void add_source(WireKind kind, int lines, const uint8_t *in, float scale, bool first,
                        __m512 *sum) {
-  const __m512 s = _mm512_set1_ps(code_scale(kind, scale));
+  const __m512 s = _mm512_set1_ps(scale);
   UNROLLED for (int i = 0; i < lines; i++) {
     __m512 *here = sum + i * LINE_VECTORS;
     __builtin_prefetch(in + 64 * i + BYTES_AHEAD);
@@ -79,7 +76,7 @@ ALWAYS __m512i integer_wide(__m512 x, __m512 inverse) {
 
 ALWAYS __m512i sum_code(WireKind kind, __m512 x, __m512 inverse) {
   __m512 y = _mm512_mul_ps(x, inverse);
-  if (kind == WIRE_FP8) return fp8_of(y, magnitude_of(y));
+  if (kind == WIRE_FP8) return fp8_wide(y);
   return integer_wide(x, inverse);
 }
 
@@ -130,9 +127,11 @@ typedef struct SumRun {
   int64_t block, blocks; /* elements, how many */
 } SumRun;
 
-/* Scales of a run as floats, and the block between its sum and its codes. */
+/* Scales of a run as floats (of the sources, as codes want them), and the block between its sum and
+ * its codes. */
 typedef struct SumState {
   _Alignas(64) float sum[2][SUM_ELEMENTS];
+  float inverse[2];
   float from[SUM_SOURCES][SUM_BLOCKS], to[SUM_BLOCKS];
 } SumState;
 
@@ -157,10 +156,19 @@ static int64_t tame_blocks(const SumRun *run, SumState *s) {
     while (s->from[r][first] < 128) first++;
     tame = first;
   }
+  for (int r = 0; r < run->n; r++)
+    for (int64_t i = 0; i < tame; i++) s->from[r][i] *= code_unit(run->from.kind);
   return tame;
 }
 
-/* The block's sums, and its scale before it is rounded to a type. */
+/* A scale below the smallest normal number becomes zero, and so do its codes. */
+ALWAYS void finish_scale(const SumRun *run, float scale, int64_t i, SumState *s) {
+  if (run->to.scale == DT_BF16) scale = float_of_bf16(bf16_of_float(scale));
+  scale = scale < FLT_MIN ? 0 : scale;
+  s->to[i] = scale;
+  s->inverse[i % 2] = scale > 0 ? 1 / scale : 0;
+}
+
 ALWAYS void sum_block(WireKind kind, int lines, const SumRun *run, int64_t i, SumState *s) {
   __m512 sum[16];
   int vectors = lines * LINE_VECTORS;
@@ -168,21 +176,15 @@ ALWAYS void sum_block(WireKind kind, int lines, const SumRun *run, int64_t i, Su
   add_source(kind, lines, in, s->from[0][i], true, sum);
   for (int r = 1; r < run->n; r++)
     add_source(kind, lines, in + (size_t)r * run->stride, s->from[r][i], false, sum);
-  s->to[i] = _mm512_reduce_max_ps(largest_sums(sum, vectors)) / code_most(kind);
+  finish_scale(run, _mm512_reduce_max_ps(largest_sums(sum, vectors)) / code_most(kind), i, s);
   UNROLLED for (int k = 0; k < vectors; k++) _mm512_store_ps(s->sum[i % 2] + 16 * k, sum[k]);
 }
 
-/* A scale below the smallest normal number becomes zero, and so do its codes. */
 ALWAYS void code_block(WireKind kind, int lines, const SumRun *run, int64_t i, SumState *s) {
   __m512 sum[16];
-  float scale = s->to[i];
-  if (run->to.scale == DT_BF16) scale = float_of_bf16(bf16_of_float(scale));
-  scale = scale < FLT_MIN ? 0 : scale;
-  s->to[i] = scale;
   UNROLLED for (int k = 0; k < lines * LINE_VECTORS; k++) sum[k] =
       _mm512_load_ps(s->sum[i % 2] + 16 * k);
-  store_sums(kind, lines, sum, scale > 0 ? 1 / scale : 0, run->past_cache,
-             run->out + i * lines * 64);
+  store_sums(kind, lines, sum, s->inverse[i % 2], run->past_cache, run->out + i * lines * 64);
 }
 
 ALWAYS void sum_lines(WireKind kind, int lines, const SumRun *run, int64_t blocks, SumState *s) {

@@ -150,33 +150,40 @@ ALWAYS __m512i nearest_wide(const float *x, __m512 inverse, int most) {
   return _mm512_max_epi32(_mm512_min_epi32(t, _mm512_set1_epi32(most)), _mm512_set1_epi32(-most));
 }
 
-/* The e4m3 of x, which has magnitude m (at most 448 once rounded), in the low byte. Added to
- * 2^(20 + its exponent, at least -6) m is rounded to eighths of its power of two, which then are
- * counted by the last bits; 56 in front makes up for the exponent's bias, modulo 256. */
-typedef struct Rounding8 {
-  __m512i power;
-  __m512 large, eighths; /* the sum */
-} Rounding8;
-ALWAYS Rounding8 fp8_rounding(__m512i m) {
-  __m512i least = _mm512_castps_si512(_mm512_set1_ps(0.015625f));
-  __m512i power = _mm512_max_epu32(_mm512_and_si512(m, _mm512_set1_epi32(0x7f800000)), least);
-  __m512 large = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32((20 << 23) + 56)));
-  return (Rounding8){power, large, _mm512_add_ps(_mm512_castsi512_ps(m), large)};
+/* x in eighths of its power of two (at least 2^-6), to the nearest: they are counted by the last
+ * bits of x / 2^20 + that power, with the power's exponent and the sign of x above. 56 in front
+ * makes up for the exponent's bias, modulo 256. |x| is at most 448 once rounded. */
+enum { EIGHTHS_BIAS = 56 };
+ALWAYS __m512 power_with_bias(__m512 x) {
+  enum { A_AND_B_OR_C = 0xea, SIGN_OF_A = 0 << 2, LARGER_MAGNITUDE = 3 };
+  const __m512i top = _mm512_set1_epi32(-0x800000), bias = _mm512_set1_epi32(EIGHTHS_BIAS);
+  const __m512i least = _mm512_or_si512(_mm512_castps_si512(_mm512_set1_ps(0.015625f)), bias);
+  __m512i power = _mm512_ternarylogic_epi32(_mm512_castps_si512(x), top, bias, A_AND_B_OR_C);
+  return _mm512_range_ps(_mm512_castsi512_ps(power), _mm512_castsi512_ps(least),
+                         SIGN_OF_A | LARGER_MAGNITUDE);
 }
-ALWAYS __m512i fp8_code_of(Rounding8 r, __m512 x) {
+ALWAYS __m512 eighths_of(__m512 x, __m512 power) {
+  return _mm512_fmadd_ps(x, _mm512_set1_ps(0x1p-20f), power);
+}
+
+/* The e4m3 in the low byte: last bits + 8 exponents + 128 signs. */
+ALWAYS __m512i fp8_code(__m512 eighths) {
+  __m512i e = _mm512_castps_si512(eighths);
+#if defined __AVX512VBMI__ && defined __AVX512VNNI__
+  /* Bytes that start with the exponent's 8, the sign, and one of no use. */
+  const __m512i starts =
+      _mm512_set1_epi64(20 | 31 << 8 | (int64_t)(32 + 20) << 32 | (int64_t)(32 + 31) << 40);
+  const __m512i weights = _mm512_set1_epi32(1 | 0x80 << 8);
+  return _mm512_dpbusd_epi32(e, _mm512_multishift_epi64_epi8(starts, e), weights);
+#else
   enum { A_OR_B_AND_C = 0xf8 };
-  __m512i code = _mm512_add_epi32(_mm512_castps_si512(r.eighths), _mm512_srli_epi32(r.power, 20));
-  return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(_mm512_castps_si512(x), 24),
-                                   _mm512_set1_epi32(0x80), A_OR_B_AND_C);
+  __m512i code = _mm512_add_epi32(e, _mm512_srli_epi32(e, 20));
+  code = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
+  return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(e, 24), _mm512_set1_epi32(0x80),
+                                   A_OR_B_AND_C);
+#endif
 }
-ALWAYS __m512i fp8_of(__m512 x, __m512i m) { return fp8_code_of(fp8_rounding(m), x); }
-ALWAYS __m512i magnitude_of(__m512 x) {
-  return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
-}
-ALWAYS __m512i fp8_wide(__m512 x) {
-  __m512i most = _mm512_castps_si512(_mm512_set1_ps(448));
-  return fp8_of(x, _mm512_min_epu32(magnitude_of(x), most));
-}
+ALWAYS __m512i fp8_wide(__m512 x) { return fp8_code(eighths_of(x, power_with_bias(x))); }
 
 ALWAYS __m256i bf16_wide(__m512 x) {
   __m512i u = _mm512_castps_si512(x), top = _mm512_srli_epi32(u, 16);
