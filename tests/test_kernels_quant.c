@@ -357,6 +357,48 @@ static void sums_are_in_order_and_one_pass_is_two(void **state) {
   device_close(d);
 }
 
+/* Codes of four ranks whose scales are powers of two, the largest first in every block: sums that
+ * lie half way between two codes are common. One code in `rare` is below the smallest normal one.
+ */
+static void fill_fp8(WireFormat f, WireSpan s, uint64_t rare, WireData from) {
+  static const float scales[] = {1, 0.5f, 0.25f, 0.25f};
+  for (int r = 0; r < from.n; r++) {
+    WireData here = wire_nth(from, r);
+    uint8_t *codes = here.payload;
+    for (int64_t i = 0; i < wire_blocks(f, s); i++) ((float *)here.scales)[i] = scales[r];
+    for (int64_t i = 0; i < s.count; i++) {
+      uint32_t u = (uint32_t)(rng_uniform(7, (uint64_t)r, (uint64_t)i) * 0x1p24f);
+      uint32_t code = u / 256 % rare == 0 ? u % 8 : u % 16 == 0 ? 0 : 8 + u % 119;
+      codes[i] = (uint8_t)(i % f.block == 0 ? 0x7e : code | (u >> 16 & 0x80));
+    }
+  }
+}
+
+static void fp8_sums_round_ties_and_small_codes(void **state) {
+  (void)state;
+  Device *d = open_cpu(1);
+  WireSpan s = {1024, 0, 16384};
+  float *sum = filled_floats(s.count, 0);
+  for (int block = 128; block <= 512; block *= 2)
+    for (uint64_t rare = 1; rare <= 1000; rare *= 10) {
+      WireFormat f = {WIRE_FP8, block, DT_F32};
+      WireData from = wire_take(f, s, 4), a = wire_take(f, s, 1), b = wire_take(f, s, 1);
+      fill_fp8(f, s, rare, from);
+      dequantize(d, f, s, from, false, sum);
+      for (int64_t i = 0; i < s.count; i += block) assert_true(sum[i] == 896);
+      requantize(d, f, s, from, f, a);
+      quant_reference_encode(f, s, sum, b);
+      assert_same_wire(f, s, a, b);
+      quantize(d, f, s, sum, a);
+      assert_same_wire(f, s, a, b);
+      free(from.scales);
+      free(a.scales);
+      free(b.scales);
+    }
+  free(sum);
+  device_close(d);
+}
+
 /* ---- sums of int4 ---- */
 
 typedef struct Int4Case {
@@ -495,7 +537,7 @@ static void large_spans_are_their_parts(void **state) {
   enum { WIDTH = 4096, ROWS = 1025, N = WIDTH * ROWS, HALF = WIDTH * (ROWS / 2), SOURCES = 2 };
   Device *d = open_cpu(2);
   float *x = device_alloc(d, N * sizeof *x), *y = device_alloc(d, N * sizeof *y);
-  for (WireKind k = WIRE_BF16; k <= WIRE_FP8; k++) {
+  for (WireKind k = WIRE_F32; k <= WIRE_FP8; k++) {
     WireFormat f = {k, 256, DT_F32};
     WireSpan whole = {WIDTH, 0, N}, first = {WIDTH, 0, HALF}, second = {WIDTH, HALF, N - HALF};
     WireData from = wire_of_lines(d, f, whole, SOURCES), a = wire_of_lines(d, f, whole, 1);
@@ -627,6 +669,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(zero_tiny_and_huge),
     cmocka_unit_test(padding_never_sets_a_scale),
     cmocka_unit_test(sums_are_in_order_and_one_pass_is_two),
+    cmocka_unit_test(fp8_sums_round_ties_and_small_codes),
     cmocka_unit_test(int4_sums_are_the_references),
     cmocka_unit_test(int4_sums_of_powers_of_two_are_exact),
     cmocka_unit_test(threads_change_no_bit),
