@@ -122,9 +122,10 @@ if [ $KILL_OWN_MOUNTS = no ] || ! { mkdir disk && mount -t tmpfs -o size=64m tmp
 fi
 state=$(du -sk plain/checkpoints | cut -f1) # the newest two
 
-# The disk is filled while the run goes on, to a random room of less than one checkpoint.
+# The disk is filled while the run goes on, to a random room of less than one checkpoint (of nine tenths: where `state` was
+# counted, files and folders may take more blocks than on the small disk).
 fill_up() { # DIRECTORY
-  local job room=$((RANDOM % (state / 2)))
+  local job room=$((RANDOM % (state * 9 / 20)))
   train "$1" &
   job=$!
   wait_for "$1" 2 $job || return 1
