@@ -72,11 +72,7 @@ __device__ inline void fetch(const Strip &s, float *now, uint16_t *last) {
 
 /* Bits 0 to 3: which of four values differ. */
 __device__ inline unsigned differ(uint2 a, uint2 b) {
-  constexpr uint32_t REST = 0x7fff7fffu, TOP = 0x80008000u;
-  uint32_t x = a.x ^ b.x, y = a.y ^ b.y;
-  x = (((x & REST) + REST) | x) & TOP;
-  y = (((y & REST) + REST) | y) & TOP;
-  x = x >> 15 | y >> 13;
+  const uint32_t x = __vminu2(a.x ^ b.x, 0x00010001u) | __vminu2(a.y ^ b.y, 0x00010001u) << 2;
   return (x | x >> 15) & 15;
 }
 
@@ -206,13 +202,9 @@ __device__ inline void find_blocks(const DeltaJob &job, EncodeShared &sh, unsign
       if (ticket < blocks) ticket = atomicAdd(next, 1u);
     }
     meet<FINDERS_MEET>(0, FINDERS);
-    uint32_t before = up_to - own, total = 0;
-#pragma unroll
-    for (int w = 0; w < ENCODE_WARPS; w++) {
-      const uint32_t sum = sh.sums[turn % 2][w];
-      total += sum;
-      if (w < warp) before += sum;
-    }
+    const uint32_t sum = lane < ENCODE_WARPS ? sh.sums[turn % 2][lane] : 0;
+    const uint32_t total = __reduce_add_sync(0xffffffffu, sum);
+    const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? sum : 0) + up_to - own;
     const Found all = {number, static_cast<int>(total & 0xffff), static_cast<int>(total >> 16)};
     if (threadIdx.x == 0)
       *static_cast<volatile uint64_t *>(said + number) =
