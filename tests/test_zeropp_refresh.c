@@ -33,6 +33,7 @@ static void a_unit_pays_for_its_way_back(void **state) {
   assert_int_equal(choose(&r, INFINITY), REFRESH_CODED);
   assert_int_equal(choose(&r, 100), REFRESH_CODED);
   assert_int_equal(choose(&r, 9000), REFRESH_CODED); /* never below zero */
+  assert_int_equal(r.saved, 0);
   assert_int_equal(choose(&r, 100), REFRESH_CODED);
   assert_int_equal(choose(&r, INFINITY), REFRESH_CODED);
   assert_int_equal(r.saved, 0);
