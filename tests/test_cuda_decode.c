@@ -43,6 +43,8 @@ static const Case cases[] = {
     {130, 96, 136, FRONT_SWIGLU, true, false, false},
     {2, 300, 20000, FRONT_NONE, false, false, false},
     {0, 32, 64, FRONT_RMSNORM, false, false, false},
+    {16, 6208, 4096, FRONT_RMSNORM, true, true, false}, /* large W */
+    {3, 6131, 4168, FRONT_SWIGLU, false, false, true},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -128,13 +130,14 @@ static void codes_agree(void **state) {
                                 {16, 2048, 1040, FRONT_NONE, false, true, false},
                                 {33, 257, 704, FRONT_SWIGLU, false, false, false},
                                 {64, 640, 2048, FRONT_RMSNORM, false, false, true},
-                                {150, 130, 5632, FRONT_SWIGLU, false, true, false}};
+                                {150, 130, 5632, FRONT_SWIGLU, false, true, false},
+                                {16, 6131, 4176, FRONT_RMSNORM, true, false, false}};
   static const WireFormat formats[] = {{WIRE_INT8, 256, DT_F32},
                                        {WIRE_INT8, 64, DT_BF16},
                                        {WIRE_FP8, 128, DT_F32},
                                        {WIRE_FP8, 256, DT_BF16}};
   int failures = 0;
-  for (int i = 0; i < 5; i++)
+  for (int i = 0; i < 6; i++)
     for (int f = 0; f < 4; f++) {
       const Case *c = shapes + i;
       Product p = product(c, DT_BF16, (uint64_t)i + 1);

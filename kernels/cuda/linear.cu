@@ -1,10 +1,12 @@
 /* Products with what lies in front of them: y = front(x) W^T + b. Few rows of BF16 go through one
- * kernel (linear_few.cu), codes always, so many rows at a time; all others op by op. Of plain
- * weights these are at most 16: on an H200 the kernel took 40 us for a layer of 1.1B at one row, 51
- * at 16, 66 at 32 and 99 at 64, cuBLASLt's four products alone 45 to 50 from 16 to 64. */
+ * kernel (linear_few.cu), or, where W is large, through one behind the front (linear_stream.h);
+ * codes always, so many rows at a time; all others op by op. Of plain weights these are at most 16:
+ * on an H200 the kernel took 40 us for a layer of 1.1B at one row, 51 at 16, 66 at 32 and 99 at 64,
+ * cuBLASLt's four products alone 45 to 50 from 16 to 64. */
 #include <algorithm>
 
 #include "kernels/cuda/linear_few.h"
+#include "kernels/cuda/linear_stream.h"
 #include "kernels/cuda/ops.h"
 
 enum { FEW_PLAIN_ROWS = 16 };
@@ -32,16 +34,25 @@ void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   require(x.ndim == 2 && l.w_OK.ndim == 2 && x.dim[1] == (l.front == FRONT_SWIGLU ? 2 * k : k));
   require(y_MO.ndim == 2 && y_MO.dim[0] == m && y_MO.dim[1] == n);
   require(y_MO.dtype == x.dtype || y_MO.dtype == DT_F32);
-  if (l.codes.payload) {
+  bool coded = l.codes.payload != nullptr;
+  bool streams = (coded || m <= FEW_PLAIN_ROWS) && linear_stream_takes(d, l, x);
+  if (coded && !streams) {
     linear_codes(d, l, x, y_MO);
     return;
   }
-  require(l.w_OK.dtype == x.dtype);
-  if (m <= FEW_PLAIN_ROWS && linear_few(d, l, x, y_MO)) return;
+  require(coded || l.w_OK.dtype == x.dtype);
+  if (!streams && m <= FEW_PLAIN_ROWS && linear_few(d, l, x, y_MO)) return;
   Tensor in = l.front == FRONT_NONE ? x : l.front_MK;
   require(in.dtype == x.dtype && in.ndim == 2 && in.dim[0] == m && in.dim[1] == k);
   if (l.front == FRONT_RMSNORM) cuda_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
   if (l.front == FRONT_SWIGLU) cuda_swiglu_fwd(d, x, in);
+  if (streams) {
+    for (int64_t i = 0; i < m; i += STREAM_MOST) {
+      int64_t rows = std::min<int64_t>(STREAM_MOST, m - i);
+      linear_stream(d, l, rows_of(in, i, rows), rows_of(y_MO, i, rows));
+    }
+    return;
+  }
   if (l.bias_O.data && !l.add && y_MO.dtype == x.dtype) {
     cuda_linear_bias(d, in, l.w_OK, l.bias_O, y_MO);
     return;

@@ -1,0 +1,107 @@
+/* How W and x come to a block of linear_stream.h: rings of places in shared memory that the copy
+ * engine fills, with barriers that say when. */
+#ifndef KERNELS_CUDA_LINEAR_STREAM_RING_H
+#define KERNELS_CUDA_LINEAR_STREAM_RING_H
+
+#include "kernels/cuda/linear_stream.h"
+#include "kernels/cuda/wgmma.h"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ inline uint32_t shared_at(const void *p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/* A place in a ring and the parity of its turn. */
+template <int STAGES>
+struct RingPlace {
+  int at = 0, turn = 0;
+  __device__ void next() {
+    at = at + 1 == STAGES ? 0 : at + 1;
+    turn ^= at == 0 ? 1 : 0;
+  }
+};
+
+/* The units of a block: [start(block), start(block + 1)). */
+__device__ inline int stream_start(const Stream &a, int block) {
+  return static_cast<int>(static_cast<int64_t>(block) * a.tiles * a.chunks / gridDim.x);
+}
+__device__ inline int stream_block_of(const Stream &a, int unit) {
+  int64_t units = static_cast<int64_t>(a.tiles) * a.chunks;
+  return static_cast<int>((static_cast<int64_t>(unit + 1) * gridDim.x - 1) / units);
+}
+
+/* arrivals: of those who fill a place for W. */
+template <class Shared, int W_STAGES, int X_STAGES>
+__device__ inline void stream_start_rings(Shared *sh, int arrivals) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < W_STAGES; i++) {
+      barrier_init(shared_at(&sh->w_full[i]), arrivals);
+      barrier_init(shared_at(&sh->w_empty[i]), STREAM_WORKERS / 32);
+    }
+    for (int i = 0; i < X_STAGES; i++) {
+      barrier_init(shared_at(&sh->x_full[i]), 1);
+      barrier_init(shared_at(&sh->x_empty[i]), STREAM_WORKERS / 32);
+    }
+    barrier_init_done();
+  }
+  __syncthreads();
+}
+
+/* 64 rows of W from `row` on. W is read once: it must not push x and the cache out of L2. */
+__device__ inline void stream_copy_w(const Stream &a, uint32_t to, const CUtensorMap *map,
+                                     int column, int row, uint32_t barrier) {
+  const uint64_t read_once = 0x12F0000000000000ull;
+  if (a.paired)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(read_once)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(read_once)
+        : "memory");
+}
+
+/* BYTES: of 64 rows of a unit. */
+template <class Shared, int STAGES, int BYTES>
+__device__ inline void stream_bring_w(const Stream &a, Shared *sh, const CUtensorMap *map) {
+  int first = stream_start(a, static_cast<int>(blockIdx.x));
+  int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
+  int tile = first / a.chunks, chunk = first % a.chunks;
+  RingPlace<STAGES> place;
+  for (int u = first; u < end; u++) {
+    if (u - first >= STAGES) barrier_wait(shared_at(&sh->w_empty[place.at]), place.turn ^ 1);
+    uint32_t full = shared_at(&sh->w_full[place.at]), to = shared_at(sh->w[place.at]);
+    barrier_expect(full, 2 * BYTES);
+    stream_copy_w(a, to, map, chunk * STREAM_K, STREAM_TILE * tile, full);
+    stream_copy_w(a, to + BYTES, map, chunk * STREAM_K, STREAM_TILE * tile + 64, full);
+    place.next();
+    if (++chunk == a.chunks) {
+      chunk = 0;
+      tile++;
+    }
+  }
+}
+
+template <int N, class Shared, int STAGES>
+__device__ inline void stream_bring_x(const Stream &a, Shared *sh, const CUtensorMap *map) {
+  int first = stream_start(a, static_cast<int>(blockIdx.x));
+  int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
+  int chunk = first % a.chunks;
+  RingPlace<STAGES> place;
+  for (int u = first; u < end; u++) {
+    if (u - first >= STAGES) barrier_wait(shared_at(&sh->x_empty[place.at]), place.turn ^ 1);
+    uint32_t full = shared_at(&sh->x_full[place.at]);
+    barrier_expect(full, N * STREAM_K * 2);
+    copy_tile(shared_at(sh->x[place.at]), map, chunk * STREAM_K, 0, full);
+    place.next();
+    if (++chunk == a.chunks) chunk = 0;
+  }
+}
+
+#endif
+#endif
