@@ -156,6 +156,9 @@ static void weights_of_the_rollout(void **state) {
   assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_REPLICA); /* one rank has them all */
   s.nodes = 4;
   assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_STREAM); /* no slices in a node */
+  s.format = WIRE_INT8; /* which training does not have */
+  assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_REPLICA);
+  s.format = WIRE_F32;
   s.zero.stage = 1;
   assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_REPLICA);
 

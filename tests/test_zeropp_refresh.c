@@ -405,6 +405,33 @@ static void forms_of_other_runs(void **state) {
   for_each_grid(check_files);
 }
 
+/* ---- one choice ---- */
+
+/* Where one rank of a node has all the changes and the others none, all of them choose the same:
+ * each alone would choose otherwise. */
+static void check_one_choice(int local) {
+  Rig r = rig_open(local);
+  ZeroPP *z = model(&r, chosen(WIRE_INT8));
+  for (int s = 0; s < 4; s++) {
+    for (int u = 0; u < UNITS; u++) {
+      zeropp_gather(z, u);
+      zeropp_release(z, u);
+    }
+    step(z, s, r.grid->local_rank == 0 ? 1e-2 : 1e-9);
+    double most = (double)zeropp_refreshed(z).dense_units, least = -most;
+    comm_all_reduce_f64(r.grid->all, &most, 1, true);
+    comm_all_reduce_f64(r.grid->all, &least, 1, true);
+    assert_true(most == -least);
+  }
+  zeropp_destroy(z);
+  rig_close(&r);
+}
+
+static void ranks_of_a_node_choose_together(void **state) {
+  (void)state;
+  for_each_grid(check_one_choice);
+}
+
 /* ---- memory ---- */
 
 /* Through both forms and the way back, nothing is beyond the plan. */
@@ -444,6 +471,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(another_write_goes_dense_once),
     cmocka_unit_test(a_resumed_run_goes_on_with_its_forms),
     cmocka_unit_test(forms_of_other_runs),
+    cmocka_unit_test(ranks_of_a_node_choose_together),
     cmocka_unit_test(both_forms_fit_the_plan),
 };
 TEST_MAIN(tests)
