@@ -295,6 +295,35 @@ static void only_what_was_kept_counts(void **state) {
   world_close(&w);
 }
 
+/* More rows than the head takes at a time: each has its own bits. */
+static void every_row_is_restricted_by_its_own_bits(void **state) {
+  (void)state;
+  enum { ROWS = 1100, LAST = 100, WIDTH = (TINY_VOCAB + 7) / 8 };
+  World w = world_open();
+  Model *m = tiny_model(&w, HEAD_LM, 17);
+  Rollout *ro = tiny_rollout();
+  int32_t own[2] = {0, rollout_len(ro, 3)}, rows[ROWS], targets[ROWS];
+  Batch batch = {1, own, ro->tokens + ro->offsets[3]};
+  uint8_t *bits_RW = mem_zalloc((size_t)ROWS * WIDTH, 1);
+  float all[ROWS], last[LAST];
+  for (int i = 0; i < ROWS; i++) {
+    rows[i] = i % own[1];
+    targets[i] = i % TINY_VOCAB;
+    for (int j = 0; j < TINY_VOCAB; j++)
+      if (j == targets[i] || (i + j) % 3 == 0) bits_RW[i * WIDTH + j / 8] |= (uint8_t)(1 << j % 8);
+  }
+  model_restrict(m, bits_RW);
+  model_logprobs(m, batch, ROWS, rows, targets, 1, all, NULL);
+  model_restrict(m, bits_RW + (ptrdiff_t)(ROWS - LAST) * WIDTH);
+  model_logprobs(m, batch, LAST, rows + ROWS - LAST, targets + ROWS - LAST, 1, last, NULL);
+  model_restrict(m, NULL);
+  for (int i = 0; i < LAST; i++) check_close((double)all[ROWS - LAST + i], (double)last[i], 1e-6);
+  free(bits_RW);
+  rollout_free(ro);
+  model_free(m);
+  world_close(&w);
+}
+
 /* This rank's log-probs of all sequences, then everyone's: what the loop's sharing does. */
 static void fill_logprobs(Model *m, Rollout *ro, RolloutField field, float temperature,
                           int micro_tokens) {
@@ -465,6 +494,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(gradient_does_not_depend_on_cutting),
     cmocka_unit_test(gradient_by_differences),
     cmocka_unit_test(only_what_was_kept_counts),
+    cmocka_unit_test(every_row_is_restricted_by_its_own_bits),
     cmocka_unit_test(logprobs_at_temperature),
     cmocka_unit_test(first_ratio_is_one),
     cmocka_unit_test(nothing_to_train),

@@ -368,11 +368,45 @@ static void conversations(void **state) {
   RUN(base, cases);
 }
 
+/* What ppo.importance auto comes to: on where a rollout draws from other numbers than are trained.
+ */
+static void importance_where_the_rollout_differs(void **state) {
+  (void)state;
+  static const struct {
+    const char *sets[4];
+    bool weighs;
+  } cases[] = {
+      {{"ppo.importance=auto"}, false},
+      {{"ppo.importance=on"}, true},
+      {{"rollout.top_k=5", "rollout.filters=allow"}, true},
+      {{"rollout.top_k=5", "rollout.filters=allow", "ppo.importance=off"}, false},
+      {{"rollout.top_k=5", "rollout.filters=renormalize"}, false},
+      {{"rollout.format=training"}, false},
+      {{"rollout.format=int8"}, true},
+      {{"rollout.format=int8", "ppo.importance=off"}, false},
+      {{"rollout.format=int8", "zeropp.qwz=int8"}, false}, /* training's own codes */
+      {{"rollout.format=fp8", "zeropp.qwz=int8"}, true},
+      {{"rollout.format=int8", "zeropp.qwz=int8", "zeropp.hpz=quantized"}, false},
+      {{"rollout.format=int8", "zeropp.qwz=int8", "zeropp.hpz=on"}, true},
+      {{"rollout.format=int8", "zeropp.qwz=int8", "zeropp.stage=2"}, true},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    int n = 0;
+    while (n < 4 && cases[i].sets[n]) n++;
+    Error err = {""};
+    Recipe *r = recipe_parse(base, strlen(base), "x.yaml", cases[i].sets, n, &err);
+    if (!r) fail_msg("%s", err.msg);
+    if (recipe_corrects_importance(r) != cases[i].weighs)
+      fail_msg("%s: not %d", cases[i].sets[0], cases[i].weighs);
+    recipe_free(r);
+  }
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(stages_need_data), cmocka_unit_test(held_out_and_evaluation),
     cmocka_unit_test(sources),          cmocka_unit_test(reward_models),
     cmocka_unit_test(random_weights),   cmocka_unit_test(rollout_and_ppo),
     cmocka_unit_test(reward_terms),     cmocka_unit_test(sharding),
-    cmocka_unit_test(conversations),
+    cmocka_unit_test(conversations),    cmocka_unit_test(importance_where_the_rollout_differs),
 };
 TEST_MAIN(tests)
