@@ -9,9 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/wire.h"
 #include "zeropp/internal.h"
 
-enum { ALIGN_BYTES = 128 /* of the first of every joined group */ };
+enum {
+  ALIGN_BYTES = 128, /* of the first of every joined group */
+  WIRE_ALIGN_BYTES = 16
+};
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -115,8 +119,13 @@ static void place_slots(const ZeroPP *z, Unit *u) {
   }
 }
 
-/* Scales of all parameters, then their payloads; a multiple of 4, so that scales are aligned.
- * Returns the piece's bytes. */
+/* Formats with blocks have payloads at WIRE_ALIGN_BYTES, where kernels are fastest. */
+static size_t wire_aligned(WireFormat f, size_t at) {
+  if (!wire_has_blocks(f)) return at;
+  return (at + WIRE_ALIGN_BYTES - 1) / WIRE_ALIGN_BYTES * WIRE_ALIGN_BYTES;
+}
+
+/* Scales of all parameters, then their payloads. Returns the piece's bytes. */
 static size_t place_piece(const ZeroPP *z, const Unit *u, Message *m, int piece) {
   size_t at = m->at[piece];
   int first = piece * u->count, end = first + u->count;
@@ -125,11 +134,10 @@ static size_t place_piece(const ZeroPP *z, const Unit *u, Message *m, int piece)
     if (slot_travels(z, u, m, i)) at += wire_scale_bytes(m->format, u->slots[i].span);
   }
   for (int i = first; i < end; i++) {
-    m->payload[i] = at;
+    m->payload[i] = at = wire_aligned(m->format, at);
     if (slot_travels(z, u, m, i)) at += wire_payload_bytes(m->format, u->slots[i].span);
   }
-  at -= m->at[piece];
-  return m->format.kind == WIRE_F32 || m->format.kind == WIRE_BF16 ? at : (at + 3) / 4 * 4;
+  return wire_aligned(m->format, at) - m->at[piece];
 }
 
 static void message_build(const ZeroPP *z, const Unit *u, Message *m, WireFormat f) {
