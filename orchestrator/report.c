@@ -210,7 +210,8 @@ void report_refresh(Report *r, const char *model, ZeroPPRefresh sent) {
 
 void report_gap(Report *r, RolloutGap g) {
   RolloutGap *t = &r->totals.gap;
-  if (!isfinite(g.sum + g.exp_sum + g.weight_sum)) return; /* the step's line has it */
+  /* A step's line has what is no number; JSON of totals has no place for it. */
+  if (!isfinite(t->sum + g.sum + t->exp_sum + g.exp_sum + g.weight_sum)) return;
   t->tokens += g.tokens;
   t->weighed += g.weighed;
   t->capped += g.capped;

@@ -305,6 +305,27 @@ static void totals_come_back(void **state) {
   json_decref(obj);
 }
 
+/* Totals stay numbers, which JSON can hold. */
+static void a_gap_that_is_no_number_is_left_out(void **state) {
+  (void)state;
+  Rig rig = rig_open("gap", 0);
+  const RolloutGap one = {.tokens = 4, .sum = 2, .exp_sum = 5, .max = 1}, *all;
+  RolloutGap wide = one, wider = one;
+  wide.exp_sum = (double)INFINITY;
+  wider.exp_sum = 1.5e308;
+  report_gap(rig.report, one);
+  report_gap(rig.report, wide);
+  all = &report_totals(rig.report)->gap;
+  assert_true(all->tokens == 4 && all->sum == 2 && all->exp_sum == 5);
+  report_gap(rig.report, wider);
+  report_gap(rig.report, wider);
+  assert_true(all->tokens == 8 && isfinite(all->exp_sum));
+  json_t *obj = report_totals_json(report_totals(rig.report));
+  assert_non_null(obj);
+  json_decref(obj);
+  rig_close(&rig);
+}
+
 static void a_run_is_reported_again(void **state) {
   (void)state;
   Rig rig = rig_open("again", 0);
@@ -337,6 +358,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_shortened_file_is_refused),
     cmocka_unit_test(the_table_counts_what_it_says),
     cmocka_unit_test(totals_come_back),
+    cmocka_unit_test(a_gap_that_is_no_number_is_left_out),
     cmocka_unit_test(a_run_is_reported_again),
 };
 TEST_MAIN(tests)
