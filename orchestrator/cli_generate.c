@@ -233,6 +233,8 @@ static CliResult run_generate(const Args *a, Error *err) {
   GenParams kind;
   if (args_device(a, &o.device, &o.precision, err) || args_weights(a, &kind, err)) return CLI_USAGE;
   int rc = engine_open(&g.e, &o, err);
+  if (!rc && model_rollout_check(g.e.model, kind.weights, kind.format, err))
+    rc = error_prefix(err, "--format");
   if (!rc && args_given(a, "--chat"))
     rc = comm_agree(g.e.grid->all, open_chat(&g, args_text(a, "--model"), err), err);
   if (!rc) {
