@@ -188,12 +188,12 @@ static const RecipeRow rollout_rows[] = {
      .hint = "for temperature 0 use greedy evaluation"},
     {"top_k", ROW_INT, AT(rollout.top_k), "0", SPAN(0, 4194304), .unit = "tokens",
      .help = "sample among the likeliest so many; 0: all; see filters"},
-    {"top_p", ROW_FLOAT, AT(rollout.top_p), "1", ABOVE(0, 1),
+    {"top_p", ROW_FLOAT, AT(rollout.top_p), "1", SPAN(0.0001, 1),
      .help = "sample among the likeliest with this much probability; see filters"},
     {"min_p", ROW_FLOAT, AT(rollout.min_p), "0", SPAN(0, 1),
      .help = "sample among those at least so many times as likely as the likeliest; 0: all; see "
              "filters"},
-    {"repetition_penalty", ROW_FLOAT, AT(rollout.repetition_penalty), "1", ABOVE(0, 100),
+    {"repetition_penalty", ROW_FLOAT, AT(rollout.repetition_penalty), "1", SPAN(0.01, 100),
      .help = "logits of tokens that prompt or answer have had are divided by it where above 0, "
              "else multiplied, before the temperature; 1: none; see filters"},
     {"filters", ROW_CHOICE, AT(rollout.filters), "refuse", NONE,
@@ -238,7 +238,7 @@ static const RecipeRow ppo_rows[] = {
              "forward, before the first update, than where it was drawn, at most importance_cap. "
              "auto: on where rollout.filters or rollout.format lets the two differ by more than "
              "rounding"},
-    {"importance_cap", ROW_FLOAT, AT(ppo.importance_cap), "2", ABOVE(0, 1e6),
+    {"importance_cap", ROW_FLOAT, AT(ppo.importance_cap), "2", SPAN(0.01, 1e6),
      .help = "largest such weight"},
     {"entropy_coef", ROW_FLOAT, AT(ppo.entropy_coef), "0", SPAN(0, 1000),
      .help = "entropy bonus; 0: none"},

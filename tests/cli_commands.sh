@@ -64,11 +64,11 @@ refuses 2 'score: expected --model DIR' score --text a
 refuses 2 'score: found "a"; expected options only' score a
 refuses 2 'score: --model: given twice' score --model a --model b --text c
 refuses 2 'generate: expected --model DIR' generate --prompt a
-refuses 2 'generate: --temperature: found "0"; expected a number above 0, at most 1000000 (--greedy' \
+refuses 2 'generate: --temperature: found "0"; expected a number from 0.001 to 1000000 (--greedy' \
   generate --model d --prompt a --temperature 0
 refuses 2 'generate: --temperature: found "nan"' generate --model d --prompt a --temperature nan
 refuses 2 'generate: --temperature: found ""' generate --model d --prompt a --temperature=
-refuses 2 'generate: --top-p: found "1.1"; expected a number above 0, at most 1' \
+refuses 2 'generate: --top-p: found "1.1"; expected a number from 0.0001 to 1' \
   generate --model d --prompt a --top-p 1.1
 refuses 2 'generate: --top-k: found "-1"; expected a whole number from 0' \
   generate --model d --prompt a --top-k -1

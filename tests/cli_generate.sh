@@ -66,7 +66,7 @@ cp out first
 run generate --model "$model" --prompt 'The cat' --max-new-tokens 20 --greedy
 is "top-k 1 is greedy" "$(ids first)" "$(ids)"
 ok "of one token the log-probability is 0" grep -qE '"logprobs":\[-?0(,-?0)*\]' first
-run generate --model "$model" --prompt 'The cat' --max-new-tokens 20 --top-p 1e-6
+run generate --model "$model" --prompt 'The cat' --max-new-tokens 20 --top-p 0.0001
 is "a tiny top-p is greedy" "$(ids)" "$(ids first)"
 run generate --model "$model" --prompt 'The cat' --max-new-tokens 20 --min-p 1
 is "min-p 1 is greedy" "$(ids)" "$(ids first)"

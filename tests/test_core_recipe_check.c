@@ -199,6 +199,18 @@ static void random_weights(void **state) {
 static void rollout_and_ppo(void **state) {
   (void)state;
   static const Case cases[] = {
+      /* nothing that a float takes for 0 */
+      {{"rollout.temperature=1e-50"},
+       "--set rollout.temperature=1e-50: rollout.temperature: found 1e-50; expected a number from "
+       "0.001 to 100 (for temperature 0 use greedy evaluation)"},
+      {{"rollout.top_p=1e-50"},
+       "--set rollout.top_p=1e-50: rollout.top_p: found 1e-50; expected a number from 0.0001 to 1"},
+      {{"rollout.repetition_penalty=1e-50"},
+       "--set rollout.repetition_penalty=1e-50: rollout.repetition_penalty: found 1e-50; expected "
+       "a number from 0.01 to 100"},
+      {{"ppo.importance_cap=1e-50"},
+       "--set ppo.importance_cap=1e-50: ppo.importance_cap: found 1e-50; expected a number from "
+       "0.01 to 1000000"},
       {{"ppo.minibatches=3", "rollout.prompts_per_step=5", "rollout.samples_per_prompt=2"},
        "--set ppo.minibatches=3: ppo.minibatches: found 3; expected a divisor of "
        "rollout.prompts_per_step * samples_per_prompt, 10"},
