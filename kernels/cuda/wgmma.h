@@ -22,9 +22,6 @@
   WGMMA_4(mode, c, i), WGMMA_4(mode, c, (i) + 4), WGMMA_4(mode, c, (i) + 8), \
       WGMMA_4(mode, c, (i) + 12)
 #define WGMMA_32(mode, c, i) WGMMA_16(mode, c, i), WGMMA_16(mode, c, (i) + 16)
-#define WGMMA_N32                                         \
-  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
 #define WGMMA_N64                                           \
   "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "   \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
@@ -60,32 +57,8 @@ __device__ inline void wgmma_first(float (&c)[32], const uint32_t *a, uint64_t b
 __device__ inline void wgmma_shared_step(float (&c)[32], uint64_t a, uint64_t b) {
   asm volatile(WGMMA_N64 "%32, %33, 1, 1, 1, 0, 0;\n" : WGMMA_32("+f", c, 0) : "l"(a), "l"(b));
 }
-__device__ inline void wgmma_shared_step(float (&c)[64], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA_N128 "%64, %65, 1, 1, 1, 0, 0;\n"
-               : WGMMA_32("+f", c, 0), WGMMA_32("+f", c, 32)
-               : "l"(a), "l"(b));
-}
 __device__ inline void wgmma_shared_first(float (&c)[32], uint64_t a, uint64_t b) {
   asm volatile(WGMMA_N64 "%32, %33, 0, 1, 1, 0, 0;\n" : WGMMA_32("=f", c, 0) : "l"(a), "l"(b));
-}
-__device__ inline void wgmma_shared_first(float (&c)[64], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA_N128 "%64, %65, 0, 1, 1, 0, 0;\n"
-               : WGMMA_32("=f", c, 0), WGMMA_32("=f", c, 32)
-               : "l"(a), "l"(b));
-}
-
-/* And where both sums run along columns. */
-__device__ inline void wgmma_columns_step(float (&c)[16], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA_N32 "%16, %17, 1, 1, 1, 1, 1;\n" : WGMMA_16("+f", c, 0) : "l"(a), "l"(b));
-}
-__device__ inline void wgmma_columns_first(float (&c)[16], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA_N32 "%16, %17, 0, 1, 1, 1, 1;\n" : WGMMA_16("=f", c, 0) : "l"(a), "l"(b));
-}
-__device__ inline void wgmma_columns_step(float (&c)[32], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA_N64 "%32, %33, 1, 1, 1, 1, 1;\n" : WGMMA_32("+f", c, 0) : "l"(a), "l"(b));
-}
-__device__ inline void wgmma_columns_first(float (&c)[32], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA_N64 "%32, %33, 0, 1, 1, 1, 1;\n" : WGMMA_32("=f", c, 0) : "l"(a), "l"(b));
 }
 
 /* What is read between a wait and the next product must pass through here: the compiler does not
@@ -122,11 +95,10 @@ __device__ inline void tile_along_rows(float (&c)[32], const uint32_t (&a)[16], 
     else
       wgmma_step<false>(c, a + 4 * k, b + 2 * k);
 }
-/* c = A B^T with A and B of TILES tiles side by side, a_next and b_next bytes apart. A has 64 rows,
- * B as many as c has columns: 64 or 128. */
-template <int TILES, int N>
-__device__ inline void tiles_along_rows(float (&c)[N], uint32_t a_tile, int a_next, uint32_t b_tile,
-                                        int b_next) {
+/* c = A B^T with A and B of TILES tiles side by side, a_next and b_next bytes apart. */
+template <int TILES>
+__device__ inline void tiles_along_rows(float (&c)[32], uint32_t a_tile, int a_next,
+                                        uint32_t b_tile, int b_next) {
   uint64_t a = tile_descriptor(a_tile), b = tile_descriptor(b_tile);
 #pragma unroll
   for (int k = 0; k < 4 * TILES; k++) {
@@ -207,12 +179,9 @@ __device__ inline void shared_written() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 /* Among `threads` threads, a multiple of 32, that use the same of 16 barriers; 0 is
- * __syncthreads's. The second arrives and does not wait. */
+ * __syncthreads's. */
 __device__ inline void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* ---- arithmetic ---- */
