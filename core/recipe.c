@@ -102,8 +102,9 @@ bool recipe_rollout_rounds(const Recipe *r) {
 bool recipe_corrects_importance(const Recipe *r) {
   const char *keys[RECIPE_FILTERS];
   if (strcmp(r->ppo.importance, "auto") != 0) return strcmp(r->ppo.importance, "on") == 0;
-  return (recipe_filters(r, keys) > 0 && strcmp(r->rollout.filters, "allow") == 0) ||
-         recipe_rollout_rounds(r);
+  bool filtered = recipe_filters(r, keys) > 0 && strcmp(r->rollout.filters, "allow") == 0;
+  bool banned = r->rollout.min_new_tokens > 0 && !recipe_renormalizes(r);
+  return filtered || banned || recipe_rollout_rounds(r);
 }
 
 const char *recipe_place(const Recipe *r, const char *key) {

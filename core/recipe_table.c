@@ -236,8 +236,8 @@ static const RecipeRow ppo_rows[] = {
     {"importance", ROW_CHOICE, AT(ppo.importance), "auto", NONE, .choices = "auto|on|off",
      .help = "each token's policy loss is weighed by how much likelier it was in the update's "
              "forward, before the first update, than where it was drawn, at most importance_cap. "
-             "auto: on where rollout.filters or rollout.format lets the two differ by more than "
-             "rounding"},
+             "auto: on where rollout.filters, min_new_tokens or format lets the two differ by more "
+             "than rounding"},
     {"importance_cap", ROW_FLOAT, AT(ppo.importance_cap), "2", SPAN(0.01, 1e6),
      .help = "largest such weight"},
     {"entropy_coef", ROW_FLOAT, AT(ppo.entropy_coef), "0", SPAN(0, 1000),

@@ -393,6 +393,8 @@ static void importance_where_the_rollout_differs(void **state) {
       {{"rollout.top_k=5", "rollout.filters=allow"}, true},
       {{"rollout.top_k=5", "rollout.filters=allow", "ppo.importance=off"}, false},
       {{"rollout.top_k=5", "rollout.filters=renormalize"}, false},
+      {{"rollout.min_new_tokens=3"}, true}, /* the end is banned so long */
+      {{"rollout.min_new_tokens=3", "rollout.filters=renormalize"}, false},
       {{"rollout.format=training"}, false},
       {{"rollout.format=int8"}, true},
       {{"rollout.format=int8", "ppo.importance=off"}, false},
