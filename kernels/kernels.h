@@ -266,11 +266,6 @@ typedef struct Ops {
    * rows while there are at most 16. What l holds may be read before the op queued right before
    * this one is done. */
   void (*linear)(Device *, Linear l, Tensor x, Tensor y_MO);
-  /* rope_write, then attention_decode, of rows whose newest token is number len - 1, in one; of r:
-   * position, slot, table and len. Those and the pages may be read before the op queued right
-   * before this one is done, but for the newest token. qkv is of no use afterwards. */
-  void (*decode_attend)(Device *, DecodeRows r, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
-                        AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD);
   /* Every row goes on to the token that was drawn for it: history, token, len, position, slot, u;
    * step counts on. */
   void (*decode_advance)(Device *, DecodeRows r);
