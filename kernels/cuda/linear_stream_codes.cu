@@ -7,6 +7,7 @@
  * 16 codes in a row and calls them its share of four instructions. A warp of its own brings scales.
  * At the end of a tile the second warpgroup's sums are added to the first's. */
 #include "kernels/cuda/chain.h"
+#include "kernels/cuda/linear_codes.h"
 #include "kernels/cuda/linear_stream_end.h"
 
 namespace {
@@ -30,28 +31,6 @@ __device__ inline void codes_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* Two codes, of bytes 0 and 1 (2 and 3 where HIGH) of a word, as BF16. */
-template <WireKind KIND, bool HIGH>
-__device__ inline uint32_t bf16_of_codes(uint32_t word) {
-  uint32_t u = __byte_perm(word, 0, HIGH ? 0x4342 : 0x4140);
-  uint32_t a, b;
-  __nv_bfloat162 x, y;
-  if (KIND == WIRE_INT8) { /* 128 + the low bits, less 128 or 256 */
-    a = (u & 0x007f007fu) | 0x43004300u;
-    b = (u & 0x00800080u) | 0x43004300u;
-    x = *reinterpret_cast<__nv_bfloat162 *>(&a);
-    y = *reinterpret_cast<__nv_bfloat162 *>(&b);
-    x = __hsub2(x, y);
-  } else { /* its exponent and fraction in place, which is 2^-120 of it */
-    a = (u & 0x00800080u) << 8 | (u & 0x007f007fu) << 4;
-    b = 0x7b807b80u;
-    x = *reinterpret_cast<__nv_bfloat162 *>(&a);
-    y = *reinterpret_cast<__nv_bfloat162 *>(&b);
-    x = __hmul2(x, y);
-  }
-  return *reinterpret_cast<uint32_t *>(&x);
 }
 
 /* ---- scales ---- */
@@ -139,10 +118,10 @@ __device__ inline void codes_multiply(float (&sum)[2][N / 2], const CodesPiece &
     for (int s = 0; s < 2; s++)
 #pragma unroll
       for (int t = 0; t < 2; t++) {
-        a[s][t][0] = bf16_of_codes<KIND, false>(top[t][2 * i + s]);
-        a[s][t][1] = bf16_of_codes<KIND, false>(bottom[t][2 * i + s]);
-        a[s][t][2] = bf16_of_codes<KIND, true>(top[t][2 * i + s]);
-        a[s][t][3] = bf16_of_codes<KIND, true>(bottom[t][2 * i + s]);
+        a[s][t][0] = bf16_of_codes<KIND>(top[t][2 * i + s], false);
+        a[s][t][1] = bf16_of_codes<KIND>(bottom[t][2 * i + s], false);
+        a[s][t][2] = bf16_of_codes<KIND>(top[t][2 * i + s], true);
+        a[s][t][3] = bf16_of_codes<KIND>(bottom[t][2 * i + s], true);
       }
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
