@@ -69,7 +69,10 @@ TESTS   = $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
 SCRIPTS = $(patsubst tests/%.sh,%,$(wildcard tests/cli_*.sh))
 TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c))
 
-all: rlhf
+# What takes nvcc longest comes first, so that no core waits for it at the end.
+SLOW    = $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/kernels/cuda/%.cu.o,quant_wide sample linear_few linear_stream_codes))
+
+all: $(SLOW) rlhf
 # Looked at each time: SAN=1 and BUILD=DIR put another program in the same place.
 rlhf: $(BUILD)/rlhf
 	@cmp -s $< $@ || { cp $< $@.tmp && mv $@.tmp $@; }
@@ -117,7 +120,7 @@ fuzz: $(patsubst %,$(BUILD)/libfuzzer/%,$(FUZZ)) $(patsubst %,$(BUILD)/tests/%,$
 
 # `make test ONLY="test_core_json cli_train"` runs some.
 ONLY ?= $(TESTS) $(SCRIPTS)
-test: $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if $(filter cli_fuzz,$(ONLY)),$(FUZZ)))
+test: $(SLOW) $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if $(filter cli_fuzz,$(ONLY)),$(FUZZ)))
 	@RLHF_BIN=$(abspath $(BUILD)/rlhf) tests/run.sh $(BUILD) $(ONLY)
 
 # The demo on two ranks. Open MPI refuses root unless told otherwise.
