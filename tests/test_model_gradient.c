@@ -14,7 +14,8 @@ static void check_model(HeadKind head, bool tied, bool biases, int flags) {
   double trained = train_batch(m, &b, flags), scored = eval_batch(m, &b, flags);
   /* The same kernels on the same rows. */
   assert_true(fabs(trained - scored) < 1e-6);
-  for (int p = 0; p < zeropp_n_params(model_zero(m)); p++) check_parameter(m, &b, flags, p, PART_SMOOTH);
+  for (int p = 0; p < zeropp_n_params(model_zero(m)); p++)
+    check_parameter(m, &b, flags, p, PART_SMOOTH);
   model_free(m);
   bench_close(&bench);
 }

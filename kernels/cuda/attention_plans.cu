@@ -110,9 +110,10 @@ AttnPlan *attention_plan(CudaAttention *a, AttnGraphKey key) {
 char *cuda_attention_report(Device *d) {
   CudaAttention *a = attention_of(d);
   if (!a->handle) return mem_strdup(a->why);
-  char *text = mem_printf(
-      "cuDNN %zu%s\n", a->dnn.cudnnGetVersion(),
-      cuda_of(d)->arch == 90 ? "; heads of 64 and 128 without a window: the own kernels for Hopper" : "");
+  char *text = mem_printf("cuDNN %zu%s\n", a->dnn.cudnnGetVersion(),
+                          cuda_of(d)->arch == 90
+                              ? "; heads of 64 and 128 without a window: the own kernels for Hopper"
+                              : "");
   for (AttnPlan *list : a->plans)
     for (AttnPlan *p = list; p; p = p->next) {
       const CudnnGraph *g = p->graph;
