@@ -11,51 +11,12 @@
 
 #include "generation/generation.h"
 #include "tests/family_test.h"
+#include "tests/two_devices.h"
 
 enum { MOST = 70, NEW = 40, PROMPT = 60 };
 
-static struct {
-  Bench cpu, gpu;
-  int failures;
-} two;
-
-static void need_gpu(void) {
-  Error err = {""};
-  if (two.gpu.device) return;
-  two.gpu = bench_open_on(DEVICE_CUDA, &err);
-  if (!two.gpu.device) {
-    print_message("%s\n", err.msg);
-    skip();
-  }
-  two.cpu = bench_open();
-}
-
-static void done(void) {
-  int failures = two.failures;
-  two.failures = 0;
-  if (failures) fail_msg("%d comparisons failed; see above", failures);
-}
-
-/* Heads of 64 and rows of whole 16-byte words, or nothing of that kind. */
-static ModelConfig config(bool odd) {
-  return (ModelConfig){.family = "llama",
-                       .vocab_size = odd ? 997 : 1000,
-                       .hidden = odd ? 90 : 256,
-                       .n_layers = 3,
-                       .n_heads = 4,
-                       .n_kv_heads = 2,
-                       .head_dim = odd ? 18 : 64,
-                       .ffn = odd ? 130 : 704,
-                       .max_positions = 512,
-                       .norm_eps = 1e-5f,
-                       .rope_theta = 10000,
-                       .init_std = odd ? 0.1f : 0.06f,
-                       .bos_id = 1,
-                       .pad_id = -1};
-}
-
 static Model *make(Bench *b, bool odd, DType compute) {
-  ModelConfig c = config(odd);
+  ModelConfig c = two_config(odd, 130);
   ModelOptions o = {.head = HEAD_LM, .seed = 6, .zero = {.stage = 3, .compute = compute}};
   return tiny_model(b, b->grid, &c, &o);
 }

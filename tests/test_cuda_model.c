@@ -9,6 +9,7 @@
  * activations cancel. Measured as a whole vector's error over its length. */
 #include "generation/generation.h"
 #include "tests/family_test.h"
+#include "tests/two_devices.h"
 
 enum { N_SEQS = 5, VOCAB_MOST = 1000 };
 static const int short_lengths[N_SEQS] = {7, 1, 12, 2, 15};
@@ -17,33 +18,9 @@ static const double BF16_LOGITS = 0.03, BF16_GRADIENT = 0.06;
  * and with it a whole term of a gradient: sqrt(1 %). */
 static const double BF16_KINKS = 0.2;
 
-typedef struct Two {
-  Bench cpu, gpu;
-  int failures;
-} Two;
-static Two two;
-
-/* Both, opened once, or skips the running test. */
-static void need_gpu(void) {
-  Error err = {""};
-  if (two.gpu.device) return;
-  two.gpu = bench_open_on(DEVICE_CUDA, &err);
-  if (!two.gpu.device) {
-    print_message("%s\n", err.msg);
-    skip();
-  }
-  two.cpu = bench_open();
-}
-
 static void check(bool ok, const char *what, const char *of, double error, double bound) {
   print_message("%s %s, %s: %.2e, bound %.0e\n", ok ? "      " : "FAILED", what, of, error, bound);
   two.failures += !ok;
-}
-
-static void done(void) {
-  int failures = two.failures;
-  two.failures = 0;
-  if (failures) fail_msg("%d comparisons failed; see above", failures);
 }
 
 /* |got - want| / |want|, as vectors; infinite where anything is not finite. */

@@ -8,44 +8,12 @@
 
 #include "generation/generation.h"
 #include "tests/family_test.h"
+#include "tests/two_devices.h"
 
 enum { N = 20, NEW = 24, PROMPT = 40, VOCAB = 1000 };
 
-static struct {
-  Bench cpu, gpu;
-  int failures;
-} two;
-
-static void need_gpu(void) {
-  Error err = {""};
-  if (two.gpu.device) return;
-  two.gpu = bench_open_on(DEVICE_CUDA, &err);
-  if (!two.gpu.device) {
-    print_message("%s\n", err.msg);
-    skip();
-  }
-  two.cpu = bench_open();
-}
-
-static ModelConfig config(bool odd) {
-  return (ModelConfig){.family = "llama",
-                       .vocab_size = odd ? 997 : VOCAB,
-                       .hidden = odd ? 90 : 256,
-                       .n_layers = 3,
-                       .n_heads = 4,
-                       .n_kv_heads = 2,
-                       .head_dim = odd ? 18 : 64,
-                       .ffn = odd ? 131 : 704,
-                       .max_positions = 512,
-                       .norm_eps = 1e-5f,
-                       .rope_theta = 10000,
-                       .init_std = odd ? 0.1f : 0.06f,
-                       .bos_id = 1,
-                       .pad_id = -1};
-}
-
 static Model *make(Bench *b, bool odd, ZeroPPConfig zero) {
-  ModelConfig c = config(odd);
+  ModelConfig c = two_config(odd, 131);
   ModelOptions o = {.head = HEAD_LM, .trainable = true, .seed = 6, .zero = zero};
   return tiny_model(b, b->grid, &c, &o);
 }

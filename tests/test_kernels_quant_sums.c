@@ -1,7 +1,5 @@
 /* Wire formats, sums of several spans and back to the wire: their order, the rule of int4's
  * integers, small codes, and spans that no cache holds. */
-#include <float.h>
-
 #include "tests/quant_test.h"
 
 static void check_sums(Device *d, WireFormat f, WireSpan s, WireFormat to) {
