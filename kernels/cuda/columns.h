@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/rows.h"
 
-enum { COLUMN_LANES = 32, COLUMN_ROWS = 8, COLUMN_UNROLL = 8 };
+enum { COLUMN_LANES = 32, COLUMN_ROWS = 16, COLUMN_UNROLL = 8 };
 
 /* f.read(row, column) reads what makes the V terms from there on, f.terms makes them; partial is
  * [gridDim.y, c]. */

@@ -5,6 +5,8 @@
 
 namespace {
 
+enum { SUM_UNROLL = 4, SUM_BLOCKS = 8 /* of a multiprocessor */ };
+
 struct Block {
   uint16_t *x;
   const uint8_t *in;
@@ -18,46 +20,76 @@ __device__ void check(bool fits) {
   if (!fits) __trap();
 }
 
-__device__ void change(const Block &b, int place, int code, int64_t escape) {
-  check(place < b.n && (code != DELTA_ESCAPE || escape < b.escapes));
-  uint16_t x = b.x[place];
-  b.x[place] =
-      code == DELTA_ESCAPE ? b.value[escape] : static_cast<uint16_t>(x + code - DELTA_ESCAPE);
+__device__ uint16_t changed(const Block &b, uint16_t x, int code, int escape) {
+  check(code != DELTA_ESCAPE || escape < b.escapes);
+  return code == DELTA_ESCAPE ? b.value[escape] : static_cast<uint16_t>(x + code - DELTA_ESCAPE);
 }
 
 __device__ void apply_list(const Block &b) {
   const uint16_t *list = reinterpret_cast<const uint16_t *>(b.in);
-  int64_t escapes = 0;
+  int escapes = 0;
   for (int first = 0; first < b.changes; first += DELTA_THREADS) {
     int k = first + static_cast<int>(threadIdx.x);
-    int entry = k < b.changes ? list[k] : 0, code = entry % 16;
+    int entry = k < b.changes ? list[k] : 0, place = entry / 16, code = entry % 16;
     uint64_t before = 0, total = 0;
     if (b.escapes > 0) before = delta_scan(code == DELTA_ESCAPE, &total);
-    if (k < b.changes) change(b, entry / 16, code, escapes + static_cast<int64_t>(before));
-    escapes += static_cast<int64_t>(total);
+    check(place < b.n);
+    if (k < b.changes)
+      b.x[place] = changed(b, b.x[place], code, escapes + static_cast<int>(before));
+    escapes += static_cast<int>(total);
   }
 }
 
-__device__ int code_at(const uint8_t *codes, int k) { return codes[k / 2] >> k % 2 * 4 & 15; }
+/* n codes, at most 16, from the k-th on, the first the lowest four bits. */
+__device__ uint64_t codes_at(const uint8_t *codes, int k, int n) {
+  const uint32_t *word = reinterpret_cast<const uint32_t *>(codes) + k / 8;
+  const int skip = k % 8, last = (skip + n + 7) / 8; /* words that have some */
+  uint64_t low = last > 0 ? word[0] : 0, high = last > 2 ? word[2] : 0;
+  if (last > 1) low |= static_cast<uint64_t>(word[1]) << 32;
+  return skip == 0 ? low : low >> 4 * skip | high << (64 - 4 * skip);
+}
+
+/* Changes a thread's 16 values. escape: how many are before its own. */
+__device__ void apply_bits(const Block &b, int first, unsigned bits, uint64_t codes, int escape) {
+  uint16_t *x = b.x + first;
+  check(first + 32 - __clz(static_cast<int>(bits)) <= b.n);
+  if (first + 16 <= b.n && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
+    uint4 raw[2] = {reinterpret_cast<uint4 *>(x)[0], reinterpret_cast<uint4 *>(x)[1]};
+    uint16_t *old = reinterpret_cast<uint16_t *>(raw);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      if (!(bits >> i & 1)) continue;
+      const int code = static_cast<int>(codes & 15);
+      old[i] = changed(b, old[i], code, escape);
+      escape += code == DELTA_ESCAPE;
+      codes >>= 4;
+    }
+    reinterpret_cast<uint4 *>(x)[0] = raw[0];
+    reinterpret_cast<uint4 *>(x)[1] = raw[1];
+    return;
+  }
+  for (; bits; bits &= bits - 1, codes >>= 4) {
+    const int code = static_cast<int>(codes & 15), i = __ffs(static_cast<int>(bits)) - 1;
+    x[i] = changed(b, x[i], code, escape);
+    escape += code == DELTA_ESCAPE;
+  }
+}
 
 /* A thread has 16 bits of the map. */
 __device__ void apply_bitmap(const Block &b) {
-  const uint8_t *codes = b.in + DELTA_BITMAP_BYTES;
-  int t = static_cast<int>(threadIdx.x);
-  unsigned bits = reinterpret_cast<const uint16_t *>(b.in)[t];
+  const int t = static_cast<int>(threadIdx.x);
+  const unsigned bits = reinterpret_cast<const uint16_t *>(b.in)[t];
+  const int mine = __popc(bits);
   uint64_t total, before = 0;
-  int rank = static_cast<int>(delta_scan(static_cast<uint64_t>(__popc(bits)), &total));
+  const int rank = static_cast<int>(delta_scan(static_cast<uint64_t>(mine), &total));
   check(total == static_cast<uint64_t>(b.changes));
+  const uint64_t codes = codes_at(b.in + DELTA_BITMAP_BYTES, rank, mine);
   if (b.escapes > 0) {
-    uint64_t mine = 0;
-    for (int k = rank; k < rank + __popc(bits); k++) mine += code_at(codes, k) == DELTA_ESCAPE;
-    before = delta_scan(mine, &total);
+    int escapes = 0;
+    for (int k = 0; k < mine; k++) escapes += (codes >> 4 * k & 15) == DELTA_ESCAPE;
+    before = delta_scan(static_cast<uint64_t>(escapes), &total);
   }
-  for (; bits; bits &= bits - 1, rank++) {
-    int code = code_at(codes, rank);
-    change(b, 16 * t + __ffs(static_cast<int>(bits)) - 1, code, static_cast<int64_t>(before));
-    before += code == DELTA_ESCAPE;
-  }
+  if (bits) apply_bits(b, 16 * t, bits, codes, static_cast<int>(before));
 }
 
 __global__ void __launch_bounds__(DELTA_THREADS)
@@ -112,21 +144,38 @@ struct SumJob {
   } part[DELTA_PARTS];
 };
 
+/* The terms of a pack with the numbers i to i + 7, without their common factor: sum of (bits + 1)
+ * (2 (i + j) + 1) = (2 i + 1) sum of (bits + 1) + 2 sum of j (bits + 1). */
+__device__ uint64_t pack_terms(uint4 raw, uint64_t i) {
+  const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+  uint32_t sum = DELTA_PACK, by_place = DELTA_PACK * (DELTA_PACK - 1) / 2;
+#pragma unroll
+  for (uint32_t k = 0; k < 4; k++) {
+    sum = __dp2a_lo(word[k], 0x0101u, sum);
+    by_place = __dp2a_lo(word[k], 2 * k | (2 * k + 1) << 8, by_place);
+  }
+  return (2 * i + 1) * sum + 2 * static_cast<uint64_t>(by_place);
+}
+
 __global__ void __launch_bounds__(DELTA_THREADS)
     checksum_kernel(const __grid_constant__ SumJob job, uint64_t *sums) {
   const uint16_t *x = job.part[blockIdx.y].x;
   int64_t n = job.part[blockIdx.y].count, i = blockIdx.x * int64_t(DELTA_THREADS) + threadIdx.x;
-  int64_t step = int64_t(gridDim.x) * DELTA_THREADS, packs = n / DELTA_PACK;
+  int64_t step = int64_t(gridDim.x) * DELTA_THREADS, packs = n / DELTA_PACK, k = i;
+  const uint4 *pack = reinterpret_cast<const uint4 *>(x);
   uint64_t sum = 0;
   if (reinterpret_cast<uintptr_t>(x) % 16) packs = 0;
-  for (int64_t k = i; k < packs; k += step) {
-    uint4 raw = reinterpret_cast<const uint4 *>(x)[k];
-    const uint16_t *bits = reinterpret_cast<const uint16_t *>(&raw);
+  for (; k + (SUM_UNROLL - 1) * step < packs; k += SUM_UNROLL * step) {
+    uint4 raw[SUM_UNROLL];
 #pragma unroll
-    for (int j = 0; j < DELTA_PACK; j++)
-      sum += checksum_term(static_cast<uint64_t>(DELTA_PACK * k + j), bits[j]);
+    for (int u = 0; u < SUM_UNROLL; u++) raw[u] = pack[k + u * step];
+#pragma unroll
+    for (int u = 0; u < SUM_UNROLL; u++)
+      sum += pack_terms(raw[u], static_cast<uint64_t>(DELTA_PACK * (k + u * step)));
   }
-  for (int64_t k = DELTA_PACK * packs + i; k < n; k += step)
+  for (; k < packs; k += step) sum += pack_terms(pack[k], static_cast<uint64_t>(DELTA_PACK * k));
+  sum *= checksum_term(0, 0);
+  for (k = DELTA_PACK * packs + i; k < n; k += step)
     sum += checksum_term(static_cast<uint64_t>(k), x[k]);
   sum = block_sum(sum);
   /* Of whole numbers: the order does not matter. */
@@ -147,12 +196,17 @@ void cuda_checksum(Device *d, int n, const Tensor *x, uint64_t *sums) {
   CUDA_CHECK(cudaMemsetAsync(sums, 0, static_cast<size_t>(n) * sizeof *sums, cuda_stream(d)));
   for (int i = 0; i < n; i += DELTA_PARTS) {
     SumJob job;
+    int64_t most = 0;
     job.n = n - i < DELTA_PARTS ? n - i : DELTA_PARTS;
     for (int k = 0; k < job.n; k++) {
       require(x[i + k].dtype == DT_BF16);
       job.part[k] = {cuda_data<const uint16_t>(x[i + k]), tensor_numel(x[i + k])};
+      if (job.part[k].count > most) most = job.part[k].count;
     }
-    dim3 grid(static_cast<unsigned>(2 * cuda_of(d)->sms), static_cast<unsigned>(job.n));
+    int64_t blocks = cuda_ceil(most, DELTA_THREADS * DELTA_PACK * SUM_UNROLL);
+    int64_t fill = static_cast<int64_t>(SUM_BLOCKS) * cuda_of(d)->sms;
+    if (blocks == 0) continue;
+    dim3 grid(static_cast<unsigned>(blocks < fill ? blocks : fill), static_cast<unsigned>(job.n));
     checksum_kernel<<<grid, DELTA_THREADS, 0, cuda_stream(d)>>>(job, sums + i);
     CUDA_LAUNCHED();
   }

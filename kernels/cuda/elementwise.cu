@@ -81,10 +81,11 @@ __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
   const PartialSum s = blockIdx.y == 0 ? first : second;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + lane;
-  float sum = 0;
+  float sum = 0, old = 0;
   wait_for_kernel_before();
   let_next_kernel_start();
   if (j < width) {
+    if (warp == 0) old = s.out[j]; /* together with the rest */
 #pragma unroll 8
     for (int64_t i = warp; i < s.count; i += PARTIAL_WARPS) sum += s.partial[i * s.stride + j];
   }
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
   float total = 0;
 #pragma unroll
   for (int w = 0; w < PARTIAL_WARPS; w++) total += part[w][lane];
-  s.out[j] += total;
+  s.out[j] = old + total;
 }
 
 void cuda_sum_partials(Device *d, int64_t width, PartialSum first, PartialSum second) {

@@ -1,8 +1,8 @@
 /* Embedding and row selection. Scattered sums put the rows' numbers in order first, equal ones in
- * token order, so that what goes to one row lies together: runs. A
- * block walks CHUNK sorted places; a run that lies in one chunk is added to its row at once, one
- * that crosses chunks leaves partial sums, which a second pass adds in order. So a token that
- * occurs in every row is as many blocks' work as any other. */
+ * token order, so that what goes to one row lies together: runs. A block walks the runs that begin
+ * in its CHUNK of sorted places, and adds each to its row at once. A long run, one that goes on
+ * through all of the next chunk, leaves a partial sum in every chunk instead, and a second pass
+ * adds these in order: so a token that occurs in every row is as many blocks' work as any other. */
 #include <cassert>
 
 #include "kernels/cuda/row_order.h"
@@ -62,8 +62,8 @@ void cuda_embedding_fwd(Device *d, Tensor tokens_N, Tensor table_VC, Tensor y_NC
 /* ---- scatter ---- */
 
 enum {
-  CHUNK = 16, /* at most 30: a warp's lanes hold a chunk and its neighbours */
-  SCATTER_UNROLL = 4,
+  CHUNK = 16, /* a warp's lanes hold two */
+  SCATTER_UNROLL = 8,
   SCATTER_THREADS = 128
 };
 
@@ -78,22 +78,39 @@ struct Scatter {
   float *partial;
 };
 
-/* V elements of x, in the widest accesses that there are. */
+/* V elements of x, as they lie in memory, in the widest accesses that there are. */
 template <int V, class TX>
-__device__ inline Floats<V> x_load(const TX *p) {
-  constexpr int W = V < wide<TX> ? V : wide<TX>;
+struct Words {
+  static constexpr int W = V < wide<TX> ? V : wide<TX>;
+  Raw<TX, W> w[V / W];
+};
+template <int V, class TX>
+__device__ inline Words<V, TX> words_load(const TX *p) {
+  constexpr int W = Words<V, TX>::W;
+  Words<V, TX> x;
+#pragma unroll
+  for (int i = 0; i < V / W; i++) x.w[i] = raw_load<TX, W>(p + i * W);
+  return x;
+}
+template <int V, class TX>
+__device__ inline Floats<V> floats_of_words(const Words<V, TX> &x) {
+  constexpr int W = Words<V, TX>::W;
   Floats<V> f;
 #pragma unroll
   for (int i = 0; i < V; i += W) {
-    Floats<W> few = floats_load<TX, W>(p + i);
+    Floats<W> few = floats_of<TX, W>(x.w[i / W]);
 #pragma unroll
     for (int k = 0; k < W; k++) f.v[i + k] = few.v[k];
   }
   return f;
 }
 template <int V, class TX>
+__device__ inline Floats<V> x_load(const TX *p) {
+  return floats_of_words<V, TX>(words_load<V, TX>(p));
+}
+template <int V, class TX>
 __device__ inline void x_store(TX *p, const Floats<V> &f) {
-  constexpr int W = V < wide<TX> ? V : wide<TX>;
+  constexpr int W = Words<V, TX>::W;
 #pragma unroll
   for (int i = 0; i < V; i += W) {
     Floats<W> few;
@@ -109,26 +126,42 @@ __device__ inline void add_to(Floats<V> *sum, const Floats<V> &x) {
   for (int k = 0; k < V; k++) sum->v[k] += x.v[k];
 }
 
-/* A chunk as a warp sees it: lane i has place i - 1, so the one before the chunk as well. Bit i of
- * a mask is the chunk's place i. */
-struct ChunkOf {
-  unsigned row, source; /* of the lane's place; row is NONE where there is no place */
-  unsigned there;       /* the place exists */
-  unsigned ends;        /* its run ends with it */
-  unsigned incoming;    /* its run began before the chunk */
+/* What is walked of a chunk and the next one, as a warp sees it: lane i has place i of the two, and
+ * bit i of a mask is that place. Short runs belong to the chunk where they begin, and of long ones
+ * each chunk has its own part. */
+struct Walk {
+  unsigned row, source; /* of the lane's place */
+  int begin, end;       /* the places */
+  unsigned ends;        /* with this one a run, or the chunk's part of it, ends */
+  unsigned incoming;    /* and this is the end of a long run's part that began before the chunk */
+  unsigned outgoing;    /* or of one that goes on behind it */
 };
-__device__ inline ChunkOf chunk_of(const Place *places, int64_t r, int64_t first) {
-  constexpr unsigned NONE = 0xffffffffu, ALL = 0xffffffffu;
+__device__ inline Walk walk_of(const Place *places, int64_t r, int64_t first) {
+  constexpr unsigned NONE = 0xffffffffu, ALL = 0xffffffffu, OWN = (1u << CHUNK) - 1;
+  static_assert(2 * CHUNK == 32, "a warp's lanes hold two chunks");
   const int lane = threadIdx.x % 32;
-  const int64_t i = first - 1 + lane;
-  const bool exists = lane <= CHUNK + 1 && i >= 0 && i < r;
-  const Place p = exists ? places[i] : 0;
-  ChunkOf c = {exists ? row_of(p) : NONE, source_of(p), 0, 0, 0};
-  const unsigned next = __shfl_down_sync(ALL, c.row, 1), before = __shfl_sync(ALL, c.row, 0);
-  c.there = __ballot_sync(ALL, exists && lane >= 1 && lane <= CHUNK) >> 1;
-  c.ends = __ballot_sync(ALL, c.row != next) >> 1 & c.there;
-  c.incoming = __ballot_sync(ALL, c.row == before) >> 1 & c.there;
-  return c;
+  const int64_t i = first + lane, back = first - (lane == 0 ? 1 : 1 + CHUNK);
+  const Place p = i < r ? places[i] : 0;
+  const unsigned row = i < r ? row_of(p) : NONE;
+  const unsigned row_back = lane < 2 && back >= 0 ? row_of(places[back]) : NONE;
+  const unsigned before = __shfl_sync(ALL, row_back, 0), far_before = __shfl_sync(ALL, row_back, 1);
+  const unsigned left = __shfl_up_sync(ALL, row, 1), own_row = __shfl_sync(ALL, row, 0);
+  const unsigned there = __ballot_sync(ALL, i < r);
+  /* Here a run begins, or there is no place. */
+  const unsigned begins = __ballot_sync(ALL, i >= r || row != (lane == 0 ? before : left));
+  const unsigned own = begins & OWN, next = begins >> CHUNK;
+  const int from = own ? __ffs(static_cast<int>(own)) - 1 : CHUNK; /* the first run of its own */
+  const bool comes_in = from > 0 && (own == 0 || far_before == own_row);
+  const bool goes_out = (own & there) && next == 0;
+  Walk w = {row, source_of(p), comes_in ? 0 : from, 0, 0, 0, 0};
+  w.end = own == 0 || next == 0 ? CHUNK : CHUNK + __ffs(static_cast<int>(next)) - 1;
+  const int exist = __popc(there);
+  if (w.end > exist) w.end = exist;
+  if (w.begin >= w.end) return w;
+  w.ends = begins >> 1 | 1u << (w.end - 1);
+  if (comes_in) w.incoming = 1u << (from - 1);
+  if (goes_out) w.outgoing = 1u << (CHUNK - 1);
+  return w;
 }
 
 /* blockIdx.x counts chunks, blockIdx.y strips of columns. */
@@ -139,63 +172,74 @@ __global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(Scatter<TY, TX
   float *incoming = a.partial + blockIdx.x * 2 * a.c + column, *outgoing = incoming + a.c;
   wait_for_kernel_before();
   let_next_kernel_start();
-  const ChunkOf chunk = chunk_of(a.places, a.r, static_cast<int64_t>(blockIdx.x) * CHUNK);
-  const unsigned whole = chunk.ends & ~chunk.incoming; /* added to their rows at once */
+  const Walk walk = walk_of(a.places, a.r, static_cast<int64_t>(blockIdx.x) * CHUNK);
+  const unsigned whole =
+      walk.ends & ~(walk.incoming | walk.outgoing); /* go to their rows at once */
   Floats<V> sum = {};
 #pragma unroll 1
-  for (int at = 0; at < CHUNK; at += SCATTER_UNROLL) {
+  for (int at = walk.begin; at < walk.end; at += SCATTER_UNROLL) {
     Raw<TY, V> y[SCATTER_UNROLL];
-    Floats<V> x[SCATTER_UNROLL];
+    Words<V, TX> x[SCATTER_UNROLL];
     TX *to[SCATTER_UNROLL];
 #pragma unroll
     for (int u = 0; u < SCATTER_UNROLL; u++) {
-      const unsigned row = __shfl_sync(0xffffffffu, chunk.row, at + u + 1);
-      const unsigned source = __shfl_sync(0xffffffffu, chunk.source, at + u + 1);
+      const unsigned row = __shfl_sync(0xffffffffu, walk.row, at + u);
+      const unsigned source = __shfl_sync(0xffffffffu, walk.source, at + u);
       to[u] = a.x + row * a.c + column;
-      if (!mine || !(chunk.there >> (at + u) & 1)) continue;
+      if (!mine || at + u >= walk.end) continue;
       y[u] = raw_load<TY, V>(a.y + source * a.c + column);
-      if (whole >> (at + u) & 1) x[u] = x_load<V, TX>(to[u]);
+      if (whole >> (at + u) & 1) x[u] = words_load<V, TX>(to[u]);
     }
 #pragma unroll
     for (int u = 0; u < SCATTER_UNROLL; u++) {
+      if (!mine || at + u >= walk.end) continue;
       const unsigned bit = 1u << (at + u);
-      if (!mine || !(chunk.there & bit)) continue;
       add_to<V>(&sum, floats_of<TY, V>(y[u]));
+      if (!(walk.ends & bit)) continue;
       if (whole & bit) {
-        add_to<V>(&x[u], sum);
-        x_store<V, TX>(to[u], x[u]);
-      } else if (chunk.ends & bit || at + u + 1 == CHUNK) {
-        x_store<V, float>(chunk.incoming & bit ? incoming : outgoing, sum);
+        Floats<V> all = floats_of_words<V, TX>(x[u]);
+        add_to<V>(&all, sum);
+        x_store<V, TX>(to[u], all);
+      } else {
+        x_store<V, float>(walk.incoming & bit ? incoming : outgoing, sum);
       }
-      if (chunk.ends & bit) sum = {};
+      sum = {};
     }
   }
 }
 
-/* Runs that cross chunks: the block of the chunk where a run begins adds the partial sums. Which
- * these are is known before the partial sums are. */
+/* Long runs: the block that has the chunk where one begins adds the partial sums. Which these are
+ * is known before the partial sums are. A warp looks at 32 chunks. */
 template <class TY, class TX, int V>
-__global__ void __launch_bounds__(SCATTER_THREADS) crossing_kernel(Scatter<TY, TX> a) {
-  constexpr unsigned LAST = 1u << (CHUNK - 1);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK, end = first + CHUNK;
+__global__ void __launch_bounds__(SCATTER_THREADS)
+    crossing_kernel(Scatter<TY, TX> a, int64_t all_chunks) {
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * SCATTER_THREADS + threadIdx.x) * V;
-  const ChunkOf chunk = chunk_of(a.places, a.r, first);
-  const bool goes_on = chunk.there & LAST && !((chunk.ends | chunk.incoming) & LAST);
-  const unsigned row = goes_on ? row_of(a.places[end - 1]) : 0;
-  int64_t chunks = 1, beyond = goes_on ? gridDim.x - blockIdx.x : 0; /* reaches 1, not `beyond` */
-  while (beyond - chunks > 1) {
-    const int64_t middle = (chunks + beyond) / 2;
-    (row_of(a.places[first + middle * CHUNK]) == row ? chunks : beyond) = middle;
+  const int64_t chunk = blockIdx.x * 32 + threadIdx.x % 32, next_end = (chunk + 2) * CHUNK - 1;
+  bool is_long = false;
+  if (next_end < a.r) { /* it goes on to the end of the next chunk, and came not from before */
+    const unsigned row = row_of(a.places[next_end]);
+    is_long = row_of(a.places[next_end - CHUNK]) == row &&
+              (chunk == 0 || row_of(a.places[chunk * CHUNK - 1]) != row);
   }
+  unsigned todo = __ballot_sync(0xffffffffu, is_long);
   wait_for_kernel_before(); /* also with nothing to do: the next op relies on this kernel's end */
-  if (!goes_on || column >= a.c) return;
-  const float *partial = a.partial + blockIdx.x * 2 * a.c + column;
-  Floats<V> sum = x_load<V, float>(partial + a.c);
+  let_next_kernel_start();
+  for (; todo && column < a.c; todo &= todo - 1) {
+    const int64_t first = blockIdx.x * 32 + __ffs(static_cast<int>(todo)) - 1;
+    const unsigned row = row_of(a.places[(first + 1) * CHUNK]);
+    int64_t chunks = 1, beyond = all_chunks - first; /* it reaches chunk 1, not `beyond` */
+    while (beyond - chunks > 1) {
+      const int64_t middle = (chunks + beyond) / 2;
+      (row_of(a.places[(first + middle) * CHUNK]) == row ? chunks : beyond) = middle;
+    }
+    const float *partial = a.partial + first * 2 * a.c + column;
+    Floats<V> sum = x_load<V, float>(partial + a.c);
 #pragma unroll 8
-  for (int64_t k = 1; k <= chunks; k++) add_to<V>(&sum, x_load<V, float>(partial + k * 2 * a.c));
-  Floats<V> x = x_load<V, TX>(a.x + row * a.c + column);
-  add_to<V>(&x, sum);
-  x_store<V, TX>(a.x + row * a.c + column, x);
+    for (int64_t k = 1; k <= chunks; k++) add_to<V>(&sum, x_load<V, float>(partial + k * 2 * a.c));
+    Floats<V> x = x_load<V, TX>(a.x + row * a.c + column);
+    add_to<V>(&x, sum);
+    x_store<V, TX>(a.x + row * a.c + column, x);
+  }
 }
 
 template <class TY, class TX, int V>
@@ -217,8 +261,8 @@ static void scatter(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
   require(crossing_strips <= UINT16_MAX);
   launch_behind(d, dim3(grid_of(chunks), grid_of(strips)), SCATTER_THREADS, 0,
                 scatter_kernel<TY, TX, V>, a);
-  launch_behind(d, dim3(grid_of(chunks), grid_of(crossing_strips)), SCATTER_THREADS, 0,
-                crossing_kernel<TY, TX, VC>, a);
+  launch_behind(d, dim3(grid_of(cuda_ceil(chunks, 32)), grid_of(crossing_strips)), SCATTER_THREADS,
+                0, crossing_kernel<TY, TX, VC>, a, chunks);
 }
 
 template <class TY, class TX>

@@ -227,23 +227,24 @@ static void norm_bwd_any(Device *d, NormBwd<T> a, float *dw, float *db) {
 }
 
 /* Returns false, having done nothing, where the GPU's shared memory is too small. A block has
- * several rows, or its part of dw would be traffic worth mentioning; more threads than THREADS to a
- * multiprocessor are slower (on an H200 by 5 to 10 %, as are fewer). */
+ * several rows, or its part of dw would be traffic worth mentioning. More threads than THREADS to a
+ * multiprocessor are slower, and so are fewer; as blocks start while those of the kernel before are
+ * still there, only shared memory that they do not need keeps them from gathering on some. */
 template <class T, int PACKS, int STAGES, bool LAYER>
 static bool norm_bwd_rows(Device *d, NormBwd<T> a, float *dw, float *db) {
-  constexpr int64_t FEWEST_ROWS = 8, THREADS = 512;
+  constexpr int FEWEST_ROWS = 8, THREADS = 512;
+  constexpr int FIXED = (2 * sizeof(Sums) + STAGES * sizeof(float2)) * NORM_MOST_THREADS / 32;
   auto kernel = norm_bwd_kernel<T, PACKS, STAGES, LAYER>;
   const int threads = static_cast<int>(norm_threads(a.c / wide<T>, PACKS));
-  const int shared = 16 * STAGES * 3 * PACKS * threads, gpu = cuda_of(d)->gpu;
-  int most = 0;
+  const int per_sm = threads < THREADS ? THREADS / threads : 1, gpu = cuda_of(d)->gpu;
+  int shared = 16 * STAGES * 3 * PACKS * threads, most = 0, of_sm = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu));
-  constexpr int FIXED = (2 * sizeof(Sums) + STAGES * sizeof(float2)) * NORM_MOST_THREADS / 32;
+  CUDA_CHECK(cudaDeviceGetAttribute(&of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, gpu));
   if (shared + FIXED > most) return false;
+  if (shared < of_sm / (per_sm + 1)) shared = of_sm / (per_sm + 1);
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  const int64_t most_blocks = cuda_of(d)->sms * (threads < THREADS ? THREADS / threads : 1);
-  const int64_t by_rows = cuda_ceil(a.n, FEWEST_ROWS);
-  const int64_t blocks = resident_blocks(d, kernel, threads, static_cast<size_t>(shared),
-                                         by_rows < most_blocks ? by_rows : most_blocks);
+  const int64_t blocks =
+      resident_blocks(d, kernel, threads, static_cast<size_t>(shared), cuda_ceil(a.n, FEWEST_ROWS));
   const int64_t stride = (LAYER ? 2 : 1) * a.c;
   float *partial =
       static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(blocks * stride)));
@@ -261,7 +262,7 @@ static void norm_bwd_launch(Device *d, NormBwd<T> a, bool aligned, float *dw, fl
   bool done = false;
   if (aligned && a.c % wide<T> == 0) {
     if (packs <= NORM_MOST_THREADS)
-      done = norm_bwd_rows<T, 1, 4, LAYER>(d, a, dw, db);
+      done = norm_bwd_rows<T, 1, 3, LAYER>(d, a, dw, db);
     else if (packs <= 2 * NORM_MOST_THREADS)
       done = norm_bwd_rows<T, 2, 3, LAYER>(d, a, dw, db);
     else if (packs <= 4 * NORM_MOST_THREADS)
