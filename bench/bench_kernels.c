@@ -106,7 +106,8 @@ static void run_attn_fwd(Bench *b, void *arg) {
 
 static void run_attn_bwd(Bench *b, void *arg) {
   Attn *a = arg;
-  b->ops->attention_bwd(b->d, a->dout, a->qkv, a->out, a->lse, a->seg, a->s, a->dqkv);
+  b->ops->attention_bwd(b->d, a->dout, a->qkv, a->out, a->lse, a->seg, a->s, (Rotation){0},
+                        a->dqkv);
 }
 
 static void bench_attention(Bench *b, int n_seqs, int32_t len, int heads, int kv_heads, int dim) {

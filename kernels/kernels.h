@@ -41,6 +41,12 @@ typedef struct AttnShape {
   int window;  /* sliding window: token t sees (t - window, t]; 0: all of 0..t */
 } AttnShape;
 
+/* Where each token stands and the tables of rotary angles, as the op rope takes them; absent (no
+ * cos_Pr.data) where a model has none. */
+typedef struct Rotation {
+  Tensor positions_N, cos_Pr, sin_Pr;
+} Rotation;
+
 /* Of the MLPs without a gate. GELU_TANH is Hugging Face's gelu_new (gelu_pytorch_tanh). */
 typedef enum Activation { ACT_RELU, ACT_GELU, ACT_GELU_TANH } Activation;
 
@@ -244,9 +250,10 @@ typedef struct Ops {
    */
   void (*attention_fwd)(Device *, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
                         Tensor lse_NH);
-  /* dqkv_NQ is written whole. */
+  /* dqkv_NQ is written whole. With a rotation, dq and dk are those in front of it: qkv is rope's
+   * result, and rope's transpose follows. */
   void (*attention_bwd)(Device *, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
-                        Segments seg, AttnShape s, Tensor dqkv_NQ);
+                        Segments seg, AttnShape s, Rotation rotation, Tensor dqkv_NQ);
 
   /* Paged KV cache: pages are [n_pages, page_size, K, D], one tensor for k and one for v per layer;
    * how a page is laid out inside is the back end's own affair.

@@ -36,10 +36,10 @@ static void attention_backward(Model *m, const Packed *b, const BlockParams *p, 
   Tensor datt_NA = push_act(m, n, attn_width(c)), dqkv_NQ = push_act(m, n, qkv_width(c));
   linear_backward_weight(m, dy_NC, a->att_NA, p->o, p->o_bias, 1);
   linear_backward_input(m, dy_NC, p->o, 1, 0, datt_NA);
+  Rotation rotation = {.cos_Pr = {.data = NULL}};
+  if (c->rope != ROPE_NONE) rotation = (Rotation){b->place_N, m->rope.cos_Pr, m->rope.sin_Pr};
   m->ops->attention_bwd(m->device, datt_NA, a->qkv_NQ, a->att_NA, a->lse_NH, b->seg, shape,
-                        dqkv_NQ);
-  if (c->rope != ROPE_NONE)
-    m->ops->rope(m->device, dqkv_NQ, b->place_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, true);
+                        rotation, dqkv_NQ);
   if (c->qk_norm)
     m->ops->qk_norm_bwd(m->device, a->raw_NQ, zeropp_weight(m->zero, p->q_norm),
                         zeropp_weight(m->zero, p->k_norm), a->qk_rstd_NH, shape, dqkv_NQ,

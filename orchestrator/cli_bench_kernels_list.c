@@ -221,7 +221,7 @@ static void run_attention_bwd(const Kernel *k, const KernelShape *s, Device *d, 
   Segments seg = s->seg;
   seg.device_offsets = t[5];
   device_ops(d)->attention_fwd(d, t[1], seg, s->attn, t[2], t[3]);
-  device_ops(d)->attention_bwd(d, t[0], t[1], t[2], t[3], seg, s->attn, t[4]);
+  device_ops(d)->attention_bwd(d, t[0], t[1], t[2], t[3], seg, s->attn, (Rotation){0}, t[4]);
 }
 
 static void add_attention(KernelList *l) {

@@ -69,9 +69,11 @@ static void compare_columns(const char *what, const Case *c, Pair p, int64_t fir
 typedef struct Run {
   Batch b;
   Pair qkv, out, lse, dout, dqkv;
+  Rotation cpu, gpu; /* absent, unless run_rotate */
 } Run;
 
 static void run_make(Run *r, const Case *c, uint64_t seed) {
+  *r = (Run){.cpu = {.cos_Pr = {.data = NULL}}};
   batch_fill(&r->b, c);
   r->qkv = twin_random(c->type, seed, 1.0F, 2, r->b.n, r->b.q);
   r->dout = twin_random(c->type, seed + 1, 1.0F, 2, r->b.n, r->b.hd);
@@ -80,12 +82,29 @@ static void run_make(Run *r, const Case *c, uint64_t seed) {
   r->dqkv = twin_unwritten(c->type, 2, r->b.n, r->b.q);
 }
 
+/* With angles of any size, for `pairs` pairs of each head. */
+static void run_rotate(Run *r, int64_t pairs) {
+  enum { PLACES = 50 };
+  int32_t *places = mem_alloc((size_t)r->b.n + 1, sizeof *places);
+  float *cs = mem_alloc((size_t)(PLACES * pairs), sizeof *cs),
+        *sn = mem_alloc((size_t)(PLACES * pairs), sizeof *sn);
+  for (int64_t i = 0; i < r->b.n; i++) places[i] = (int32_t)(7 * i % PLACES);
+  for (int64_t i = 0; i < PLACES * pairs; i++) cs[i] = cosf((float)i), sn[i] = sinf((float)i);
+  Pair p = twin_ints(places, r->b.n), c = twin_floats(DT_F32, cs, 2, (int64_t)PLACES, pairs),
+       s = twin_floats(DT_F32, sn, 2, (int64_t)PLACES, pairs);
+  r->cpu = (Rotation){p.cpu, c.cpu, s.cpu};
+  r->gpu = (Rotation){p.gpu, c.gpu, s.gpu};
+  free(places);
+  free(cs);
+  free(sn);
+}
+
 static void gpu_forward(Twins *t, Run *r, AttnShape s) {
   t->gpu_ops->attention_fwd(t->gpu, r->qkv.gpu, r->b.gpu, s, r->out.gpu, r->lse.gpu);
 }
 static void gpu_backward(Twins *t, Run *r, AttnShape s) {
   t->gpu_ops->attention_bwd(t->gpu, r->dout.gpu, r->qkv.gpu, r->out.gpu, r->lse.gpu, r->b.gpu, s,
-                            r->dqkv.gpu);
+                            r->gpu, r->dqkv.gpu);
 }
 
 /* BF16: weights and their gradients are rounded before each product (2^-9 of every term), outputs
@@ -95,9 +114,10 @@ static void check_case(Twins *t, const Case *c, uint64_t seed) {
   bool half = c->type == DT_BF16;
   Run r;
   run_make(&r, c, seed);
+  if (seed % 3 > 0) run_rotate(&r, c->s.head_dim / (seed % 3 == 1 ? 2 : 4)); /* whole heads, half */
   t->cpu_ops->attention_fwd(t->cpu, r.qkv.cpu, r.b.cpu, c->s, r.out.cpu, r.lse.cpu);
   t->cpu_ops->attention_bwd(t->cpu, r.dout.cpu, r.qkv.cpu, r.out.cpu, r.lse.cpu, r.b.cpu, c->s,
-                            r.dqkv.cpu);
+                            r.cpu, r.dqkv.cpu);
   gpu_forward(t, &r, c->s);
   gpu_backward(t, &r, c->s);
   int64_t D = c->s.head_dim, H = c->s.n_heads, K = c->s.n_kv_heads;
@@ -265,7 +285,8 @@ static void big_forward(void *arg) {
 }
 static void big_backward(void *arg) {
   Big *b = arg;
-  b->t->gpu_ops->attention_bwd(b->t->gpu, b->dout, b->qkv, b->out, b->lse, b->seg, b->s, b->dqkv);
+  b->t->gpu_ops->attention_bwd(b->t->gpu, b->dout, b->qkv, b->out, b->lse, b->seg, b->s,
+                               (Rotation){.cos_Pr = {.data = NULL}}, b->dqkv);
 }
 
 static void same_bits(const char *what, Big *b, void (*op)(void *), Tensor result) {

@@ -79,7 +79,7 @@ static void run_gpu(const Packed *p) {
 static void run_cpu(const Twins *t, const Packed *p) {
   t->cpu_ops->attention_fwd(t->cpu, p->qkv.cpu, segments(p), p->c->s, p->out.cpu, p->lse.cpu);
   t->cpu_ops->attention_bwd(t->cpu, p->dout.cpu, p->qkv.cpu, p->out.cpu, p->lse.cpu, segments(p),
-                            p->c->s, p->dqkv.cpu);
+                            p->c->s, (Rotation){0}, p->dqkv.cpu);
 }
 
 static Twins *own_twins(void) {

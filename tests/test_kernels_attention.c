@@ -94,10 +94,14 @@ static void forward(Device *d, const Packed *p, float *out, float *lse) {
                                f32_2d(out, p->n, p->hd), lse_NH);
 }
 
-static void backward(Device *d, const Packed *p, float *out, float *lse, float *dqkv) {
+static void backward_of(Device *d, const Packed *p, float *out, float *lse, Rotation rotation,
+                        float *dqkv) {
   device_ops(d)->attention_bwd(d, f32_2d(p->dout, p->n, p->hd), f32_2d(p->qkv, p->n, p->q),
                                f32_2d(out, p->n, p->hd), f32_2d(lse, p->n, p->c->s.n_heads),
-                               segments(p), p->c->s, f32_2d(dqkv, p->n, p->q));
+                               segments(p), p->c->s, rotation, f32_2d(dqkv, p->n, p->q));
+}
+static void backward(Device *d, const Packed *p, float *out, float *lse, float *dqkv) {
+  backward_of(d, p, out, lse, (Rotation){0}, dqkv);
 }
 
 /* A float score near s is off by about s eps, and so, relatively, is its weight; the largest
@@ -237,6 +241,33 @@ static void attention_backward(void **state) {
   }
 }
 
+/* dq and dk in front of a rotation are rope's transpose of those behind it. */
+static void gradients_turn_back(void **state) {
+  (void)state;
+  enum { PLACES = 4, PAIRS = 3 };
+  static const Case c = {2, {17, 5}, {4, 2, 8, 0.35F, 0}};
+  Device *d = open_cpu(2);
+  Packed p = pack(&c);
+  float *out = filled_floats(p.n * p.hd, 0), *lse = filled_floats(p.n * c.s.n_heads, 0);
+  float *want = filled_floats(p.n * p.q, NAN), *got = filled_floats(p.n * p.q, NAN);
+  float cs[PLACES * PAIRS], sn[PLACES * PAIRS];
+  int32_t places[22];
+  for (int i = 0; i < PLACES * PAIRS; i++) cs[i] = cosf((float)i), sn[i] = sinf((float)i);
+  for (int i = 0; i < 22; i++) places[i] = 3 * i % PLACES;
+  Rotation r = {i32_1d(places, p.n), f32_2d(cs, PLACES, PAIRS), f32_2d(sn, PLACES, PAIRS)};
+  forward(d, &p, out, lse);
+  backward(d, &p, out, lse, want);
+  device_ops(d)->rope(d, f32_2d(want, p.n, p.q), r.positions_N, r.cos_Pr, r.sin_Pr, c.s, true);
+  backward_of(d, &p, out, lse, r, got);
+  assert_same_bits("dqkv", got, want, p.n * p.q);
+  free(out);
+  free(lse);
+  free(want);
+  free(got);
+  unpack(&p);
+  device_close(d);
+}
+
 /* NaN in one sequence must not leak into another, and must show in its own. */
 static void nan_stays_in_its_sequence(void **state) {
   (void)state;
@@ -350,7 +381,7 @@ static void decode_equals_forward(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(gradient_reference_is_right), cmocka_unit_test(attention_forward),
-    cmocka_unit_test(attention_backward),          cmocka_unit_test(nan_stays_in_its_sequence),
-    cmocka_unit_test(decode_equals_forward),
+    cmocka_unit_test(attention_backward),          cmocka_unit_test(gradients_turn_back),
+    cmocka_unit_test(nan_stays_in_its_sequence),   cmocka_unit_test(decode_equals_forward),
 };
 TEST_MAIN(tests)

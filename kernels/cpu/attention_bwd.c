@@ -150,7 +150,7 @@ static void backward_group(Scratch *x, const BwdHead *heads, int64_t n_heads, fl
 }
 
 void cpu_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
-                       Segments seg, AttnShape s, Tensor dqkv_NQ) {
+                       Segments seg, AttnShape s, Rotation rotation, Tensor dqkv_NQ) {
   attention_check(qkv_NQ, out_NHD, seg, s);
   int64_t n = qkv_NQ.dim[0], group = s.n_heads / s.n_kv_heads, longest = 0;
   require(is_f32_2d(dout_NHD, n, out_NHD.dim[1]) && is_f32_2d(lse_NH, n, s.n_heads));
@@ -179,4 +179,6 @@ void cpu_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD
     free(heads);
     free(x.k);
   }
+  if (rotation.cos_Pr.data)
+    cpu_rope(d, dqkv_NQ, rotation.positions_N, rotation.cos_Pr, rotation.sin_Pr, s, true);
 }

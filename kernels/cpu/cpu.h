@@ -30,7 +30,7 @@ void cpu_rope(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tenso
 void cpu_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
                        Tensor lse_NH);
 void cpu_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
-                       Segments seg, AttnShape s, Tensor dqkv_NQ);
+                       Segments seg, AttnShape s, Rotation rotation, Tensor dqkv_NQ);
 void cpu_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor k_pages,
                   Tensor v_pages);
 void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,

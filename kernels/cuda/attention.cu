@@ -40,15 +40,18 @@ void cuda_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Ten
 }
 
 void cuda_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
-                        Segments seg, AttnShape s, Tensor dqkv_NQ) {
+                        Segments seg, AttnShape s, Rotation rotation, Tensor dqkv_NQ) {
   int64_t n = qkv_NQ.dim[0];
   if (n == 0) return;
   check(qkv_NQ, out_NHD, seg, s);
   require(is_2d(dout_NHD, qkv_NQ.dtype, n, out_NHD.dim[1]));
   require(is_2d(dqkv_NQ, qkv_NQ.dtype, n, qkv_NQ.dim[1]) && is_2d(lse_NH, DT_F32, n, s.n_heads));
-  bool done = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_BACKWARD) && is_aligned(dout_NHD) &&
-              is_aligned(dqkv_NQ) &&
-              (hopper_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ) ||
-               cudnn_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ));
-  if (!done) own_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ);
+  bool wide = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_BACKWARD) && is_aligned(dout_NHD) &&
+              is_aligned(dqkv_NQ);
+  if (wide && hopper_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, rotation, dqkv_NQ))
+    return;
+  if (!wide || !cudnn_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ))
+    own_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ);
+  if (rotation.cos_Pr.data)
+    cuda_rope(d, dqkv_NQ, rotation.positions_N, rotation.cos_Pr, rotation.sin_Pr, s, true);
 }

@@ -17,7 +17,10 @@
  * written. */
 #include "kernels/cuda/attention_hopper.h"
 
+#include <cassert>
+
 #include "kernels/cuda/attention_hopper_tiles.h"
+#include "kernels/cuda/ops.h"
 
 namespace {
 
@@ -37,6 +40,9 @@ __global__ __launch_bounds__(256) void rows_kernel(HopperJob job) {
       rows = job.offsets[seq + 1] - first - in_seq;
   int head0 = static_cast<int>(blockIdx.y) * HEADS, heads = min(HEADS, job.n_heads - head0);
   int64_t head_row = static_cast<int64_t>(first + in_seq + row) * job.n_heads + head0;
+  if (job.positions && row < rows && lane == 0)
+    assert(job.positions[first + in_seq + row] >= 0 &&
+           job.positions[first + in_seq + row] < job.n_positions);
   uint4 a[HEADS], b[HEADS];
 #pragma unroll
   for (int h = 0; h < HEADS; h++)
@@ -65,6 +71,16 @@ __global__ __launch_bounds__(256) void rows_kernel(HopperJob job) {
   job.delta[to] = sum[h][r];
   job.lse[to] = r < rows ? HOPPER_LOG2E * job.lse_NH[from] : INFINITY;
 #endif
+}
+
+void add_rotation(Rotation r, HopperJob *job) {
+  require(r.positions_N.dtype == DT_I32 && tensor_numel(r.positions_N) == job->n);
+  require(r.cos_Pr.dtype == DT_F32 && r.sin_Pr.dtype == DT_F32);
+  require(r.cos_Pr.dim[0] == r.sin_Pr.dim[0] && r.cos_Pr.dim[1] == r.sin_Pr.dim[1]);
+  job->positions = cuda_data<const int32_t>(r.positions_N);
+  job->cos = cuda_data<const float>(r.cos_Pr);
+  job->sin = cuda_data<const float>(r.sin_Pr);
+  job->n_positions = static_cast<int>(r.cos_Pr.dim[0]);
 }
 
 /* A matrix in tiles for the copy engine. */
@@ -136,7 +152,7 @@ bool hopper_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, T
 }
 
 bool hopper_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
-                          Segments seg, AttnShape s, Tensor dqkv_NQ) {
+                          Segments seg, AttnShape s, Rotation rotation, Tensor dqkv_NQ) {
   if (!takes(d, seg, s)) return false;
   HopperJob job = job_of(qkv_NQ, seg, s);
   job.dout = cuda_data<bf16>(dout_NHD);
@@ -147,6 +163,8 @@ bool hopper_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_
   size_t numbers = static_cast<size_t>(s.n_heads) * static_cast<size_t>(job.tiles) * HOPPER_ROWS;
   job.lse = static_cast<float *>(cuda_scratch(d, 2 * sizeof(float) * numbers));
   job.delta = job.lse + numbers;
+  bool whole = rotation.cos_Pr.data && 2 * rotation.cos_Pr.dim[1] == s.head_dim; /* heads turn */
+  if (whole) add_rotation(rotation, &job);
   if (s.head_dim == 64)
     launch_rows<64>(job, cuda_stream(d));
   else
@@ -154,5 +172,7 @@ bool hopper_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_
   CUtensorMap qkv_map = map_tiles(qkv_NQ), dout_map = map_tiles(dout_NHD);
   hopper_keys(job, s.head_dim, qkv_map, dout_map, cuda_stream(d));
   hopper_queries(job, s.head_dim, qkv_map, dout_map, cuda_stream(d));
+  if (rotation.cos_Pr.data && !whole)
+    cuda_rope(d, dqkv_NQ, rotation.positions_N, rotation.cos_Pr, rotation.sin_Pr, s, true);
   return true;
 }

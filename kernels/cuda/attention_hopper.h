@@ -9,6 +9,6 @@
 bool hopper_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
                           Tensor lse_NH);
 bool hopper_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NHD, Tensor lse_NH,
-                          Segments seg, AttnShape s, Tensor dqkv_NQ);
+                          Segments seg, AttnShape s, Rotation rotation, Tensor dqkv_NQ);
 
 #endif

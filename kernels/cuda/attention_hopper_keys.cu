@@ -79,15 +79,16 @@ __device__ inline void column_weights(float (&p)[32], float scale2, const float 
     p[4 * j + 3] = exp2_fast(fmaf(p[4 * j + 3], scale2, -l.y));
   }
 }
-/* ds = p (dp - delta), with delta of the columns. */
-__device__ inline void column_gradients(float (&dp)[32], const float (&p)[32], const float *delta) {
+/* ds = p (dp - delta), with delta of the columns, and p as it was rounded. */
+__device__ inline void column_gradients(float (&dp)[32], const uint32_t (&p)[16],
+                                        const float *delta) {
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     float2 x = *reinterpret_cast<const float2 *>(delta + 8 * j);
-    dp[4 * j] = p[4 * j] * (dp[4 * j] - x.x);
-    dp[4 * j + 1] = p[4 * j + 1] * (dp[4 * j + 1] - x.y);
-    dp[4 * j + 2] = p[4 * j + 2] * (dp[4 * j + 2] - x.x);
-    dp[4 * j + 3] = p[4 * j + 3] * (dp[4 * j + 3] - x.y);
+    dp[4 * j] = low_half(p[2 * j]) * (dp[4 * j] - x.x);
+    dp[4 * j + 1] = high_half(p[2 * j]) * (dp[4 * j + 1] - x.y);
+    dp[4 * j + 2] = low_half(p[2 * j + 1]) * (dp[4 * j + 2] - x.x);
+    dp[4 * j + 3] = high_half(p[2 * j + 1]) * (dp[4 * j + 3] - x.y);
   }
 }
 
@@ -108,33 +109,36 @@ __device__ __forceinline__ void compute(Shared<D> *sh, const HopperJob &job, con
   clear(dk);
   clear(dv);
   if (Shared<D>::STAYS > 0) wait_for(&sh->here, 0);
-  int tile = 0, unreleased = -1;
-  for (int step = 0; step < w.steps; step++, tile++) {
-    if (tile == w.tiles) tile = 0;
-    if (tile < me.group) { /* the second 64 keys lie behind the first 64 queries */
-      wait_for(&sh->full[step % RING], step / RING);
-      warp_arrives(&sh->empty[step % RING]);
-      step++;
-      tile++;
-    }
+  int step = 0, tile = 0;
+  auto arrive = [&] { /* at the next step that the warpgroup's keys have part in */
+                      if (tile == w.tiles) tile = 0;
+                      if (tile <
+                          me.group) { /* the second 64 keys lie behind the first 64 queries */
+                        wait_for(&sh->full[step % RING], step / RING);
+                        warp_arrives(&sh->empty[step % RING]);
+                        step++;
+                        tile++;
+                      }
+                      wait_for(&sh->full[step % RING], step / RING);
+                      if (tile == w.tiles - 1 && last_rows < HOPPER_ROWS)
+                        clear_rows<2 * PARTS>(shared_address(sh->q[step % RING][0]), TILE,
+                                              last_rows, HOPPER_ROWS, 1 + me.group);
+  };
+  float p[32];
+  arrive();
+  wgmma_fence();
+  k.times(p, shared_address(sh->q[step % RING][0]));
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_hold(p);
+  while (step < w.steps) { /* p is here */
     int at = step % RING;
     uint32_t q_tile = shared_address(sh->q[at][0]), dout_tile = shared_address(sh->q[at][PARTS]);
-    wait_for(&sh->full[at], step / RING);
-    if (tile == w.tiles - 1 && last_rows < HOPPER_ROWS)
-      clear_rows<2 * PARTS>(q_tile, TILE, last_rows, HOPPER_ROWS, 1 + me.group);
-    float p[32], dp[32];
+    float dp[32];
     uint32_t weights[16], grads[16];
-    wgmma_fence();
-    k.times(p, q_tile);
-    wgmma_commit();
-    if (D > 64) wgmma_wait<1>(); /* frees the registers of the step before's operands */
     wgmma_fence();
     v.times(dp, dout_tile);
     wgmma_commit();
-    wgmma_wait<1>(); /* and for all of the step before */
-    wgmma_hold(p);
-    if (unreleased >= 0) warp_arrives(&sh->empty[unreleased % RING]);
-    unreleased = step;
     column_weights(p, scale2, sh->row[at][0] + me.column);
     if (tile == me.group) {
 #pragma unroll
@@ -145,19 +149,29 @@ __device__ __forceinline__ void compute(Shared<D> *sh, const HopperJob &job, con
     wgmma_fence();
     tile_along_columns(dv, weights, dout_tile, TILE);
     wgmma_commit();
-    wgmma_wait<1>();
+    step++;
+    tile++;
+    if (step < w.steps) arrive();
+    wgmma_fence(); /* the next p; behind the last step for nothing */
+    k.times(p, step < w.steps ? shared_address(sh->q[step % RING][0]) : q_tile);
+    wgmma_commit();
+    wgmma_wait<2>();
     wgmma_hold(dp);
-    column_gradients(dp, p, sh->row[at][1] + me.column);
+    column_gradients(dp, weights, sh->row[at][1] + me.column);
     pack_fragment(grads, dp);
     wgmma_fence();
     tile_along_columns(dk, grads, q_tile, TILE);
     wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(p);
+    warp_arrives(&sh->empty[at]);
     k.keep(job);
     v.keep(job);
   }
   wgmma_wait<0>();
   wgmma_hold(dk);
   wgmma_hold(dv);
+  turn_back(dk, job, w.first_row + me.group * HOPPER_ROWS, rows, me);
   store_rows(job.dqkv + k_at, width, dk, {job.scale, job.scale}, rows, me);
   store_rows(job.dqkv + v_at, width, dv, {1, 1}, rows, me);
 }

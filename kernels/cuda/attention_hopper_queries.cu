@@ -106,6 +106,7 @@ __device__ __forceinline__ void compute(Shared<D> *sh, const HopperJob &job, con
   }
   wgmma_wait<0>();
   wgmma_hold(dq);
+  turn_back(dq, job, b.first_row + in_seq, rows, me);
   store_rows(job.dqkv + row * width + b.head * D, width, dq, {job.scale, job.scale}, rows, me);
 }
 

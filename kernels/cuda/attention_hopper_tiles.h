@@ -26,7 +26,10 @@ struct HopperJob {
   float *lse_NH; /* the forward's; may be absent */
   /* The backward's. Of tiles of 64 rows a sequence has those that it fills and up to one more. */
   int tiles;
-  float *lse, *delta; /* [H, tiles, 64]; lse in powers of two, infinite behind a sequence's end */
+  float *lse, *delta;   /* [H, tiles, 64]; lse in powers of two, infinite behind a sequence's end */
+  const int *positions; /* [n]; absent: dq and dk are not turned */
+  const float *cos, *sin; /* [n_positions, D / 2] */
+  int n_positions;
 };
 
 /* The kernels, for heads of 64 or 128: out; dk and dv; dq. Maps are of tiles, 64 rows of 64. */
@@ -143,6 +146,33 @@ template <int N>
 __device__ inline void pack_fragment(uint32_t (&a)[N / 2], const float (&c)[N]) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) a[i] = pack_pair(c[2 * i], c[2 * i + 1]);
+}
+
+/* Rows of a head's gradient to what it is in front of the rotation, rope's transpose: number i
+ * turns with number i + D / 2. `token` is the first row's. No assert here: with any call in a
+ * kernel ptxas lets each product end before the next begins; rows_kernel has looked at the
+ * positions. */
+template <int N>
+__device__ inline void turn_back(float (&c)[N], const HopperJob &job, int token, int rows,
+                                 const HopperThread &me) {
+  constexpr int HALF = N / 2; /* of a thread's numbers; N = D / 2 */
+#pragma unroll
+  for (int second = 0; second < 2; second++) {
+    int row = me.row + 8 * second;
+    if (!job.positions || row >= rows) continue;
+    int position = job.positions[token + row];
+    int64_t at = static_cast<int64_t>(position) * N + me.column;
+#pragma unroll
+    for (int i = 2 * second; i < HALF; i += 4) {
+      float2 cs = *reinterpret_cast<const float2 *>(job.cos + at + i / 4 * 8),
+             sn = *reinterpret_cast<const float2 *>(job.sin + at + i / 4 * 8);
+      float x0 = c[i], x1 = c[i + 1], y0 = c[i + HALF], y1 = c[i + HALF + 1];
+      c[i] = x0 * cs.x + y0 * sn.x;
+      c[i + 1] = x1 * cs.y + y1 * sn.y;
+      c[i + HALF] = y0 * cs.x - x0 * sn.x;
+      c[i + HALF + 1] = y1 * cs.y - x1 * sn.y;
+    }
+  }
 }
 
 /* Thread q of four that share a row has pair q of each of four pieces of eight numbers; it gets all

@@ -197,5 +197,8 @@ __device__ inline uint32_t pack_pair(float lo, float hi) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
   return r;
 }
+/* Its numbers. */
+__device__ inline float low_half(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_half(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 #endif
