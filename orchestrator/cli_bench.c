@@ -74,7 +74,8 @@ const Command command_bench = {
          {"--answer-length", OPT_INT, "N", "ppo: tokens", 1, 1 << 20, .dflt = "256"},
          {"--response", OPT_INT, "N", "rollout: tokens of every answer", 1, 1 << 20, .dflt = "256"},
          {"--lengths", OPT_TEXT, "HOW",
-          "rollout: fixed, or eos: every answer ends at its own length, at random from 16 to 1024",
+          "rollout: fixed; eos: every answer ends at its own length, at random from 16 to 1024; "
+          "compare:\nso, and then fixed with as many sequences in flight",
           .dflt = "fixed"},
          {"--rows", OPT_INT, "N", "rollout: sequences of a rank together; 0: all, 256 at most", 0,
           1 << 16, .dflt = "0"},

@@ -1,7 +1,8 @@
 /* rlhf bench rollout: answers to random prompts by random weights, prefill and decode apart.
  *
  * No EOS is drawn: random weights draw all ids alike. With --lengths eos every answer has a limit
- * of its own instead, at random; the rows it leaves are filled in the same way. */
+ * of its own instead, at random; the rows it leaves are filled in the same way. What that costs
+ * shows beside answers of one length with as many sequences in flight (--lengths compare). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ typedef struct RolloutBench {
   BenchMode *mode; /* of the engine; NULL: stage 3 alone */
   int prompts, length, response, rows, look, runs;
   bool eos;         /* lengths at random */
+  bool compare;     /* then again with fixed ones */
   int n;            /* prompts of this node, which its ranks share */
   GenRequest *own;  /* [n] */
   int32_t *lengths; /* [n] */
@@ -42,6 +44,7 @@ static int32_t random_length(const RolloutBench *b, int prompt) {
 
 static void fill_requests(RolloutBench *b, const int32_t *tokens) {
   const Grid *g = b->rig.grid;
+  b->n = 0;
   b->own = mem_alloc((size_t)b->prompts, sizeof *b->own);
   b->lengths = mem_alloc((size_t)b->prompts, sizeof *b->lengths);
   b->owner = mem_alloc((size_t)b->prompts, sizeof *b->owner);
@@ -174,8 +177,11 @@ static void print_figures(const RolloutBench *b, const RolloutFigures *f, double
   if (f->steps > 0) {
     double step = f->decode * world / f->steps;
     double weights = weight_bytes(b), cache = cached / f->steps;
-    printf("a rank decodes in %.0f steps of %.1f rows, %.1f %% of which draw\n", f->steps / world,
-           f->step_rows / f->steps, 100 * f->drawn / f->step_rows);
+    printf(
+        "a rank decodes in %.0f steps of %.1f rows, %.1f %% of which draw: %.1f sequences in "
+        "flight, which attend to %.0f tokens\n",
+        f->steps / world, f->step_rows / f->steps, 100 * f->drawn / f->step_rows,
+        f->drawn / f->steps, f->cached / f->drawn);
     printf(
         "a step takes %.3f ms and reads %.4f GB of weights and %.4f GB of cache: %.3f TB/s, "
         "%.1f %% of the copy rate of %.3f\n",
@@ -208,24 +214,58 @@ static void print_head(const RolloutBench *b) {
 
 /* ---- the command ---- */
 
-static int measure(RolloutBench *b, Error *err) {
+/* One kind of lengths. */
+static int measure_lengths(RolloutBench *b, Model *m, double copy_rate, RolloutFigures *f,
+                           Error *err) {
   bool root = b->rig.grid->rank == 0;
-  ModelOptions o = {.head = HEAD_LM, .seed = 1, .zero = engine_of(b)};
   Tokens drawn = tokens_draw(&b->config, b->prompts, b->prompts * b->length, 77);
   fill_requests(b, drawn.tokens);
   if (root) print_head(b);
-  Arena *arena = arena_create(b->rig.device, bench_take, bench_give);
-  Model *m = bench_model_create(b->rig.device, b->rig.grid, arena, &b->config, &o);
-  double copy_rate = device_measure(b->rig.device).copy_bytes;
-  RolloutFigures f = {0};
-  int rc = best_of_runs(b, m, &f, err);
-  if (rc == 0 && root) print_figures(b, &f, copy_rate);
-  model_free(m);
-  arena_free(arena);
+  int rc = best_of_runs(b, m, f, err);
+  if (rc == 0 && root) print_figures(b, f, copy_rate);
   tokens_free(&drawn);
   free(b->own);
   free(b->lengths);
   free(b->owner);
+  return rc;
+}
+
+static int rounded(double x) { return x < 1 ? 1 : (int)(x + 0.5); }
+
+/* Answers of one length with as many sequences in flight, and about as many tokens in all: full
+ * rows from the first step to the last, so their number is that mean. */
+static void fix_lengths(RolloutBench *b, const RolloutFigures *f) {
+  int ranks = b->rig.grid->world, share = b->prompts / ranks;
+  int rows = rounded(f->drawn / f->steps), waves = rounded((double)share / rows);
+  int room = b->config.max_positions - b->length;
+  int response = rounded(f->generated / ((double)ranks * rows * waves));
+  b->eos = false;
+  b->rows = rows;
+  b->prompts = rows * waves * ranks;
+  b->response = response < room ? response : room;
+}
+
+static int measure_all(RolloutBench *b, Model *m, Error *err) {
+  double copy_rate = device_measure(b->rig.device).copy_bytes;
+  RolloutFigures f = {0}, fixed = {0};
+  if (measure_lengths(b, m, copy_rate, &f, err)) return -1;
+  if (!b->compare) return 0;
+  fix_lengths(b, &f);
+  if (b->rig.grid->rank == 0) printf("\n");
+  if (measure_lengths(b, m, copy_rate, &fixed, err)) return -1;
+  if (b->rig.grid->rank == 0)
+    printf("\nlengths at random have %.1f %% of the tokens/s of fixed ones\n",
+           100 * (f.generated / f.all) / (fixed.generated / fixed.all));
+  return 0;
+}
+
+static int measure(RolloutBench *b, Error *err) {
+  ModelOptions o = {.head = HEAD_LM, .seed = 1, .zero = engine_of(b)};
+  Arena *arena = arena_create(b->rig.device, bench_take, bench_give);
+  Model *m = bench_model_create(b->rig.device, b->rig.grid, arena, &b->config, &o);
+  int rc = measure_all(b, m, err);
+  model_free(m);
+  arena_free(arena);
   return rc;
 }
 
@@ -246,9 +286,10 @@ static CliResult read_args(RolloutBench *b, const Args *a, Error *err) {
   b->look = (int)args_int(a, "--look");
   b->runs = args_given(a, "--steps") ? (int)args_int(a, "--steps") : 1;
   if (args_weights(a, &b->kind, err) || read_mode(b, a, err)) return CLI_USAGE;
-  b->eos = strcmp(lengths, "eos") == 0;
+  b->compare = strcmp(lengths, "compare") == 0;
+  b->eos = b->compare || strcmp(lengths, "eos") == 0;
   if (!b->eos && strcmp(lengths, "fixed") != 0) {
-    error_set(err, "--lengths: found \"%s\"; expected fixed or eos", lengths);
+    error_set(err, "--lengths: found \"%s\"; expected fixed, eos or compare", lengths);
     return CLI_USAGE;
   }
   if ((int64_t)b->prompts * b->length <= INT32_MAX) return CLI_OK;

@@ -47,14 +47,16 @@ mpi 2 bench comm --device cpu --largest 100 --json
 ok "and as JSON" eval '[ $(grep -c "\"block\":100,\"seconds\":[0-9.e-]*,\"gigabytes_per_second\":[0-9.e-]*}" out) = 2 ]'
 run bench ppo --model tiny.json --prompts 3 --prompt-length 9 --answer-length 7 --steps 1 --device cpu
 ok "an iteration of PPO, phase by phase" eval "grep -q '^critic update ' out && grep -q '^iteration ' out"
-refuses 2 'expected fixed or eos' bench rollout --lengths short
+refuses 2 'expected fixed, eos or compare' bench rollout --lengths short
 refuses 1 'takes 64 positions' bench rollout --model tiny.json --prompt-length 33 --response 32
 run bench rollout --model tiny.json --prompts 5 --prompt-length 9 --response 7 --look 3 --device cpu
 ok "a rollout of fixed lengths: 5 x 6 tokens by decoding in 6 steps of 8 rows" test "$rc" = 0 -a \
   "$(awk '$1 == "prefill" || $1 == "decode" { print $3 }' out | paste -sd' ')" = "45 30"
 ok "of 8 rows 5 draw" eval "grep -q ' 6 steps of 8.0 rows, 62.5 % of which draw' out"
-mpi 2 bench rollout --model tiny.json --prompts 5 --prompt-length 9 --lengths eos --device cpu
-ok "of random lengths, on two ranks" eval "grep -q '^decode ' out && grep -q 'copy rate' out"
+mpi 2 bench rollout --model tiny.json --prompts 9 --prompt-length 9 --rows 3 --lengths compare --device cpu
+ok "of random lengths, on two ranks, beside fixed ones" eval "grep -q '^lengths at random have [0-9.]* % of the tokens/s' out"
+is "with as many sequences in flight all the time" \
+  "$(sed -n 's/.*draw: \([0-9.]*\) sequences in flight.*/\1/p' out | awk 'NR == 1 { r = int($1 + 0.5) } NR == 2 { print $1 - r }')" 0
 mpi 4 bench rollout --model tiny.json --prompts 5 --prompt-length 9 --response 7 --device cpu \
   --ranks-per-node 2 --modes hpz --weights tensor_parallel
 ok "of slices, on two nodes: no bytes between them" eval \
