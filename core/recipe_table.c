@@ -330,9 +330,10 @@ static const RecipeRow zeropp_rows[] = {
      .help = "0: by the hosts"},
     {"recompute", ROW_CHOICE, AT(zeropp.recompute), "none", NONE,
      .choices = "none|selective|full|auto",
-     .help = "what the backward pass computes again instead of keeping it; full: whole blocks, "
-             "selective: norms and activations, a third of the memory for next to no time; "
-             "auto: as little as the memory plan allows"},
+     .help =
+         "what the backward pass computes again instead of keeping it; full: all but "
+         "the residual stream, selective: norms and activations, a third of the memory for next "
+         "to no time; auto: as little as the memory plan allows"},
     {"wire", ROW_CHOICE, AT(zeropp.wire), "float32", NONE, .choices = "float32|bfloat16",
      .help = "how weights and gradients travel that are not quantized; weights that are computed "
              "with in bfloat16 travel in it anyway"},

@@ -55,7 +55,7 @@ static void pre_norm_backward(Model *m, const Packed *b, int layer, Keep kept, B
   const BlockParams *p = &m->params.block[layer];
   mlp_backward(m, p, kept, a, a->norm2_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm2, dnorm_NC, a->mid_NC, a->stats2, dx_NC);
-  if (kept == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
+  if (kept != KEEP_ALL) block_redo_attention(m, layer, b, kept, a);
   attention_backward(m, b, p, a, a->norm1_NC, dx_NC, 0, dnorm_NC);
   norm_backward(m, p->norm1, dnorm_NC, a->x_NC, a->stats1, dx_NC);
 }
@@ -69,16 +69,8 @@ static void post_norm_backward(Model *m, const Packed *b, int layer, Keep kept, 
   mlp_backward(m, p, kept, a, a->norm1_NC, dsum_NC, 1, dsum_NC);
   device_zero(m->device, dx_NC.data, tensor_bytes(dx_NC));
   norm_backward(m, p->norm1, dsum_NC, a->mid_NC, a->stats1, dx_NC);
-  if (kept == KEEP_PRODUCTS) block_redo_attention(m, layer, b->place_N, a);
+  if (kept != KEEP_ALL) block_redo_attention(m, layer, b, kept, a);
   attention_backward(m, b, p, a, a->x_NC, dx_NC, 1, dx_NC);
-}
-
-/* A block whose forward kept only x runs it again, in the buffers that all blocks share. x is whole
- * by now, so the first norm has nothing to add; the same operations on the same values give the
- * same bits (with post-norm also to the next block's x, which is written once more). */
-static void recompute(Model *m, const Packed *b, int layer, BlockActs *a) {
-  if (!m->config.post_norm) a->out_NC = absent();
-  block_forward(m, layer, b->place_N, (AttnCall){.seg = b->seg}, absent(), a);
 }
 
 /* Unit 0: the token embedding, its projection, and the learned positions. */
@@ -105,7 +97,7 @@ static void embed_backward(Model *m, const Packed *b, const TrunkActs *t, Tensor
  * block came behind, else what only such blocks write. */
 static Keep what_is_left(const Model *m, const TrunkActs *t, int layer) {
   if (layer >= t->whole) return t->keep;
-  if (layer < t->whole - 1) return KEEP_INPUTS;
+  if (layer < t->whole - 1) return KEEP_RESIDUALS;
   return layer == m->config.n_layers - 1 ? KEEP_ALL : KEEP_PRODUCTS;
 }
 
@@ -117,9 +109,8 @@ void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
     gather_downwards(m, unit);
     zeropp_open_grad(m->zero, unit);
     Keep kept = what_is_left(m, t, l);
-    if (kept == KEEP_INPUTS) recompute(m, b, l, a);
     Tensor spare_NC = push_act(m, b->n, m->config.hidden);
-    if (kept == KEEP_PRODUCTS) block_redo_mlp(m, l, a);
+    if (kept != KEEP_ALL) block_redo_mlp(m, l, kept, a);
     if (m->config.post_norm)
       post_norm_backward(m, b, l, kept, a, spare_NC, dx_NC);
     else

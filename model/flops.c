@@ -46,7 +46,7 @@ double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, cons
 /* ---- memory: what forward.c, backward.c and head.c push, at the moment when most is alive ---- */
 
 typedef struct Widths {             /* elements per token */
-  double cheap, products, stats;    /* of a block, beside its residual */
+  double cheap, products, stats;    /* of a block, beside its residuals */
   double mlp_scratch, attn_scratch; /* of a block's backward */
   double embed, final, final_stats; /* beside the residual */
   double embed_scratch, final_scratch;
@@ -58,7 +58,7 @@ static Widths widths(const ModelConfig *c) {
   double width = (double)embed_width(c);
   bool projects = embed_width(c) != c->hidden, norm = has_final_norm(c);
   Widths w = {.cheap = hidden * (c->post_norm ? 1 : 2) + ffn,
-              .products = hidden * (c->post_norm ? 2 : 1) + q + att + up,
+              .products = (c->post_norm ? hidden : 0) + q + att + up,
               .stats = 2 * stats + (double)c->n_heads,
               .mlp_scratch = up + ffn,
               .attn_scratch = att + q,
@@ -100,11 +100,11 @@ int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks) {
 /* Blocks whose buffers are alive together. */
 static double block_bytes(const ModelConfig *c, const Widths *w, const PassPlan *p, double act) {
   double layers = c->n_layers, f32 = sizeof(float);
-  if (!p->train) return act * (w->cheap + w->products);
+  if (!p->train) return act * (c->hidden + w->cheap + w->products);
   double whole = recomputed_blocks(c, p->recompute, p->recompute_blocks);
   double cheap = p->recompute == RECOMPUTE_NONE ? layers : 1;
   double products = layers - whole + (whole > 0 ? 1 : 0);
-  return act * (layers * c->hidden + cheap * w->cheap + products * w->products) +
+  return act * (2 * layers * c->hidden + cheap * w->cheap + products * w->products) +
          f32 * products * w->stats;
 }
 

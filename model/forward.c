@@ -69,14 +69,12 @@ static void push_cheap(Model *m, int n, BlockActs *a) {
   a->act_NF = push_act(m, n, c->ffn);
 }
 
-/* Products of matrices, attention, and sums with the residual; statistics only where a backward
- * reads them. */
+/* Products of matrices and attention; statistics only where a backward reads them. */
 static void push_products(Model *m, int n, bool backward_follows, BlockActs *a) {
   const ModelConfig *c = &m->config;
   a->raw_NQ = push_act(m, n, qkv_width(c));
   if (!c->qk_norm) a->qkv_NQ = a->raw_NQ;
   a->att_NA = push_act(m, n, attn_width(c));
-  a->mid_NC = push_act(m, n, c->hidden);
   if (c->post_norm) a->out_NC = push_act(m, n, c->hidden);
   a->up_NU = push_act(m, n, up_width(c));
   if (!backward_follows) return;
@@ -97,8 +95,7 @@ static void place_heads(Model *m, const BlockParams *p, Tensor place_N, BlockAct
     m->ops->rope(m->device, a->qkv_NQ, place_N, m->rope.cos_Pr, m->rope.sin_Pr, shape, false);
 }
 
-static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N, AttnCall call,
-                              BlockActs *a) {
+static void attend(Model *m, int layer, Tensor in_NC, Tensor place_N, AttnCall call, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   AttnShape shape = model_attn_shape(m);
   linear(m, in_NC, p->qkv, p->qkv_bias, 3, a->raw_NQ);
@@ -107,6 +104,12 @@ static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N,
     call.attend(call.ctx, layer, a->qkv_NQ, a->att_NA);
   else
     m->ops->attention_fwd(m->device, a->qkv_NQ, call.seg, shape, a->att_NA, a->lse_NH);
+}
+
+static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N, AttnCall call,
+                              BlockActs *a) {
+  const BlockParams *p = &m->params.block[layer];
+  attend(m, layer, in_NC, place_N, call, a);
   linear(m, a->att_NA, p->o, p->o_bias, 1, a->mid_NC);
 }
 
@@ -150,20 +153,33 @@ void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor de
   mlp_forward(m, layer, a->norm2_NC, a);
 }
 
-/* Residuals are whole by now, so that the norms have nothing to add. */
-void block_redo_mlp(Model *m, int layer, BlockActs *a) {
+/* Residuals are whole by now, so that the norms have nothing to add, and neither o nor (but for
+ * post-norm, whose second norm reads it) down is multiplied again. The same operations on the same
+ * values give the same bits; post-norm also writes the next block's x once more. */
+void block_redo_mlp(Model *m, int layer, Keep kept, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
-  if (m->config.post_norm)
+  bool post = m->config.post_norm;
+  if (post)
     norm_forward(m, p->norm1, a->mid_NC, absent(), a->norm1_NC, a->stats1);
   else
     norm_forward(m, p->norm2, a->mid_NC, absent(), a->norm2_NC, a->stats2);
-  activate_again(m, a);
+  if (kept == KEEP_PRODUCTS) {
+    activate_again(m, a);
+    return;
+  }
+  if (!post) a->out_NC = absent();
+  mlp_forward(m, layer, post ? a->norm1_NC : a->norm2_NC, a);
+  if (post) norm_forward(m, p->norm2, a->out_NC, a->norm1_NC, a->norm2_NC, a->stats2);
 }
 
-void block_redo_attention(Model *m, int layer, Tensor place_N, BlockActs *a) {
+void block_redo_attention(Model *m, int layer, const Packed *b, Keep kept, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
-  if (!m->config.post_norm) norm_forward(m, p->norm1, a->x_NC, absent(), a->norm1_NC, a->stats1);
-  if (m->config.qk_norm) place_heads(m, p, place_N, a); /* else raw is rotated in place */
+  bool post = m->config.post_norm;
+  if (!post) norm_forward(m, p->norm1, a->x_NC, absent(), a->norm1_NC, a->stats1);
+  if (kept == KEEP_RESIDUALS)
+    attend(m, layer, post ? a->x_NC : a->norm1_NC, b->place_N, (AttnCall){.seg = b->seg}, a);
+  else if (m->config.qk_norm)
+    place_heads(m, p, b->place_N, a); /* else raw is rotated in place */
 }
 
 /* ---- all blocks ---- */
@@ -195,10 +211,11 @@ static void embed(Model *m, const Packed *p, TrunkActs *t) {
 static void block_acts_push(Model *m, int n, Keep keep, int layer, TrunkActs *t) {
   const ModelConfig *c = &m->config;
   BlockActs *a = &t->block[layer];
-  if (layer < t->whole) keep = KEEP_INPUTS;
+  if (layer < t->whole) keep = KEEP_RESIDUALS;
   if (layer > 0) *a = t->block[layer - 1];
   if (layer == 0 || keep == KEEP_ALL) push_cheap(m, n, a);
   if (layer == 0 || keep >= KEEP_PRODUCTS) push_products(m, n, keep != KEEP_NOTHING, a);
+  if (layer == 0 || keep != KEEP_NOTHING) a->mid_NC = push_act(m, n, c->hidden);
   a->x_NC = t->x_NC;
   Tensor leaving_NC = keep == KEEP_NOTHING ? a->x_NC : push_act(m, n, c->hidden);
   *(c->post_norm ? &a->norm2_NC : &a->out_NC) = leaving_NC;

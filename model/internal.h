@@ -57,7 +57,7 @@ struct Model {
   HeadKind head;
   bool trainable;
   Recompute recompute;
-  int whole_blocks; /* the first so many keep their inputs only */
+  int whole_blocks; /* the first so many keep their residuals only */
   DType compute;    /* of weights and activations */
   Device *device;
   const Ops *ops;
@@ -167,13 +167,13 @@ typedef struct BlockActs {
 } BlockActs;
 
 typedef enum Keep {
-  KEEP_NOTHING,  /* inference: one set of buffers for all blocks */
-  KEEP_INPUTS,   /* full recomputation: each block's x only */
-  KEEP_PRODUCTS, /* selective: what matrix products and attention made, and residuals */
+  KEEP_NOTHING,   /* inference: one set of buffers for all blocks */
+  KEEP_RESIDUALS, /* full recomputation: what enters each block, and its MLP's side (x, mid) */
+  KEEP_PRODUCTS,  /* selective: what matrix products and attention made, and residuals */
   KEEP_ALL
 } Keep;
 typedef struct TrunkActs {
-  Keep keep; /* of the blocks from number `whole` on; those before keep inputs */
+  Keep keep; /* of the blocks from number `whole` on; those before keep residuals */
   int whole;
   BlockActs *block; /* [n_layers]; malloc'ed; trunk_free */
   Tensor embed_NE;  /* in front of project_in; absent without one */
@@ -190,9 +190,10 @@ typedef struct AttnCall {
 
 void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor delta_NC,
                    BlockActs *a);
-/* What KEEP_PRODUCTS left out: first the MLP's side of the block, then attention's. */
-void block_redo_mlp(Model *m, int layer, BlockActs *a);
-void block_redo_attention(Model *m, int layer, Tensor place_N, BlockActs *a);
+/* What KEEP_PRODUCTS or KEEP_RESIDUALS left out: first the MLP's side of the block, then
+ * attention's. */
+void block_redo_mlp(Model *m, int layer, Keep kept, BlockActs *a);
+void block_redo_attention(Model *m, int layer, const Packed *p, Keep kept, BlockActs *a);
 void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, int whole, TrunkActs *t);
 /* Blocks of a model that are recomputed whole. */
 int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks);
