@@ -49,6 +49,7 @@ int check_run(const Recipe *r, FILE *out, Error *err) {
   Session s;
   int rc = session_open(&s, r, err);
   if (rc == 0) rc = check_all(&s, err);
+  if (rc == 0 && s.grid->rank == 0) rc = rundir_may_overwrite(r, err);
   if (rc == 0 && s.grid->rank == 0 && (recipe_print(r, out) || fflush(out)))
     rc = error_set(err, "the resolved recipe could not be written");
   if (s.grid) rc = comm_agree(s.grid->all, rc, err);

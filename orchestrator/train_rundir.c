@@ -22,22 +22,6 @@ static char *any_entry(const char *dir, Error *err) {
   return found;
 }
 
-/* Only what a run writes: a directory may hold other things, and they are not ours. */
-static int remove_run(const char *dir, Error *err) {
-  static const char *const parts[] = {"recipe.yaml", "metrics.jsonl", "report.json",
-                                      "samples",     "checkpoints",   "sft",
-                                      "reward",      "critic",        "actor"};
-  int rc = 0;
-  for (size_t i = 0; i < sizeof parts / sizeof *parts && rc == 0; i++) {
-    char *path = fs_join(dir, parts[i]), *tmp = mem_printf("%s.tmp", path);
-    rc = fs_remove_tree(path, err);
-    if (rc == 0) rc = fs_remove_tree(tmp, err); /* of a run that was killed while it saved */
-    free(path);
-    free(tmp);
-  }
-  return rc;
-}
-
 static int write_recipe(const Recipe *r, const char *path, bool resume, Error *err) {
   char *text = NULL;
   size_t len = 0;
@@ -65,7 +49,8 @@ static int prepare(const Recipe *r, bool resume, Error *err) {
   int rc = 0;
   if (resume && !fs_exists(recipe))
     rc = error_set(err, "%s: nothing to resume: no recipe.yaml of an earlier run", dir);
-  if (!resume && r->run.overwrite) rc = remove_run(dir, err);
+  if (!resume && r->run.overwrite)
+    rc = rundir_may_overwrite(r, err) || rundir_remove(dir, err) ? -1 : 0;
   if (!resume && !r->run.overwrite) {
     Error why = {""};
     char *found = any_entry(dir, &why);
@@ -78,7 +63,7 @@ static int prepare(const Recipe *r, bool resume, Error *err) {
       rc = error_set(err, "%s", why.msg);
     free(found);
   }
-  if (rc == 0) rc = fs_make_dirs(samples, err);
+  if (rc == 0) rc = fs_make_dirs(samples, err); /* before recipe.yaml: train_overwrite.c */
   if (rc == 0) rc = write_recipe(r, recipe, resume, err);
   free(recipe);
   free(samples);

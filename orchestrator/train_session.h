@@ -81,6 +81,11 @@ int model_store(Session *s, Model *m, const char *name, StateKind kind, const js
 /* ---- the run directory (train_rundir.c) ---- */
 /* Refuses a directory in use, unless overwrite or resume; writes recipe.yaml. Collective. */
 int rundir_open(Session *s, bool resume, Error *err);
+/* run.overwrite (train_overwrite.c): refused where the directory holds no run but things of the
+ * names that a run writes, and where this run reads what would be removed. 0 where nothing is to be
+ * overwritten. */
+int rundir_may_overwrite(const Recipe *r, Error *err);
+int rundir_remove(const char *dir, Error *err);
 
 /* ---- stages ---- */
 /* A stage as the driver sees it: one step, an evaluation, and the models whose state counts. */

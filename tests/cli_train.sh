@@ -268,11 +268,19 @@ ok "a directory in use is refused" in_use
 ended() { train 1 one --resume && grep -q 'has ended already' err; }
 ok "resuming an ended run says so" ended
 ok "nothing to resume is an error" fails 'nothing to resume' train 1 nowhere --resume
+train 1 reading --set stages='[sft]' --set sft.steps=1
 again() {
   echo mine >one/notes.txt
   train 1 one --set run.overwrite=true --set stages='[sft]' && [ ! -e one/actor ] && [ -s one/notes.txt ]
 }
 ok "run.overwrite starts anew" again
+keeps() { # what is no run's, and what this run reads, stays
+  mkdir other && cp -r reading other/actor && fails 'other: found actor, but no run' train 1 other --set run.overwrite=true &&
+    fails 'models.actor.path: found .*reading/sft, which run.overwrite would remove' train 1 reading \
+      --set run.overwrite=true --set models.actor=reading/sft &&
+    diff -r reading other/actor
+}
+ok "and removes neither what is no run's nor what is to be read" keeps
 unwritable() { fails 'tiny.yaml/run' train 1 tiny.yaml/run; }
 ok "an impossible directory is refused" unwritable
 
