@@ -56,7 +56,8 @@ static const RecipeRow model_rows[] = {
      .only = "critic|reward|reference",
      .help = "start as a copy of that model as it is when the stage starts"},
     {"init_head", ROW_BOOL, SRC(init_head), "false", NONE, .only = "critic|reward",
-     .help = "start the scalar head at random; not given: true unless the source has one"},
+     .help = "start the scalar head at random; not given: true from the actor and with init, which "
+             "have none"},
 };
 
 #define INIT(field) OF(InitConfig, field)

@@ -33,14 +33,21 @@ void ppo_values(Ppo *p, Rollout *ro) {
   plan_free(&plan);
 }
 
-static void model_scores(Ppo *p, Rollout *ro, float *out) {
+static int model_scores(Ppo *p, Rollout *ro, float *out, Error *err) {
   BatchPlan plan = own_plan(p, ro);
   reward_scores(p->reward, &plan, ro, out);
   rollout_share_scores(p->s->grid->all, ro, out, (int)p->s->recipe->batch.micro_tokens);
   plan_free(&plan);
-  if (!p->norm.known) return;
-  for (int b = 0; b < ro->n_seqs; b++)
-    out[b] = (float)(((double)out[b] - p->norm.mean) / p->norm.std);
+  for (int b = 0; b < ro->n_seqs; b++) { /* the same on all ranks */
+    if (p->norm.known) out[b] = (float)(((double)out[b] - p->norm.mean) / p->norm.std);
+    if (!isfinite(out[b]))
+      return error_set(err,
+                       "models.reward: the score of answer %d is %g; the model's weights or "
+                       "activations hold NaN or "
+                       "infinity",
+                       b, (double)out[b]);
+  }
+  return 0;
 }
 
 /* ---- programmatic terms: rank 0 looks at the text and tells the others ---- */
@@ -126,8 +133,8 @@ int ppo_scores(Ppo *p, const PromptSet *set, Rollout *ro, ScoreFigures *out, Err
   }
   if (rc == 0 && p->reward) {
     float *score = mem_zalloc(n, sizeof *score);
-    model_scores(p, ro, score);
-    for (int t = 0; t < p->n_terms; t++)
+    rc = model_scores(p, ro, score, err);
+    for (int t = 0; t < p->n_terms && rc == 0; t++)
       if (!p->term[t].terms) memcpy(value_TB + (size_t)t * n, score, n * sizeof *score);
     free(score);
   }

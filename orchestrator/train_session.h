@@ -92,6 +92,7 @@ int rundir_remove(const char *dir, Error *err);
 typedef struct Stage {
   const char *name;
   int64_t steps, eval_every;
+  int64_t stuck; /* steps in a row that changed no model (train_stage.c) */
   TrainedModel models[2];
   int n_models;
   void *ctx;

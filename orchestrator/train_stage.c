@@ -7,6 +7,10 @@
 
 #include "orchestrator/train_session.h"
 
+/* So many steps in a row that changed no model, and as many as a stage has, end the run: no data
+ * that follows would give weights that hold NaN another gradient. */
+enum { STUCK = 20 };
+
 int64_t stage_steps(int64_t steps, int64_t epochs, int n, int64_t batch) {
   return steps > 0 ? steps : (epochs * n + batch - 1) / batch;
 }
@@ -52,19 +56,42 @@ static void report_refreshes(Session *s, const Stage *stage, const ZeroPPRefresh
   }
 }
 
+static int64_t updates(const Stage *stage) {
+  int64_t n = 0;
+  for (int i = 0; i < stage->n_models; i++) n += zeropp_steps(model_zero(stage->models[i].model));
+  return n;
+}
+
+/* Counts a step whose optimizer steps were skipped, all or some. */
+static void note_skipped(Session *s, Stage *stage, int64_t skipped, int64_t updated) {
+  if (skipped > 0) report_show(s->report, "skipped", (double)skipped);
+  stage->stuck = skipped > 0 && updated == 0 ? stage->stuck + 1 : 0;
+}
+
+static int refuse_stuck(const Stage *stage, Error *err) {
+  if (stage->stuck < STUCK && stage->stuck < stage->steps) return 0;
+  return error_set(err,
+                   "none of the last %lld steps changed a model: every gradient held NaN or "
+                   "infinity (in the weights, "
+                   "the data, or for a learning rate that is too high)",
+                   (long long)stage->stuck);
+}
+
 static int one_step(Session *s, Stage *stage, Error *err) {
   TrainState *at = &s->state;
   int64_t every = s->recipe->checkpoint.every;
   ZeroPPRefresh before[2] = {{0}};
   for (int i = 0; i < stage->n_models; i++)
     before[i] = zeropp_refreshed(model_zero(stage->models[i].model));
+  int64_t skipped = at->skipped, updated = updates(stage);
   if (stage->step(stage->ctx, at->step, err)) return -1;
+  note_skipped(s, stage, at->skipped - skipped, updates(stage) - updated);
   report_phase(s->report, PH_OTHER);
   at->step++;
   at->run_step++;
   if (evaluate(s, stage, at->step, err)) return -1;
   report_refreshes(s, stage, before);
-  if (report_step(s->report, at->step, at->run_step, err)) return -1;
+  if (report_step(s->report, at->step, at->run_step, err) || refuse_stuck(stage, err)) return -1;
   bool last = at->step == stage->steps; /* the stage's end writes its own */
   if (every > 0 && at->step % every == 0 && !last)
     return save_state(s, stage->models, stage->n_models, err);

@@ -360,6 +360,17 @@ bad_command() {
     [ ! -e bad/actor ]
 }
 ok "a failing reward command ends the run with one error" bad_command
+poison() { # FROM TO: a model whose last weight is no number
+  cp -r "$1" "$2"
+  printf '\377\377\377\377' | dd of="$2/model.safetensors" bs=1 seek=$(($(stat -c %s "$2/model.safetensors") - 4)) conv=notrunc 2>/dev/null
+}
+not_a_number() {
+  poison ranks2/sft bad_actor && poison ranks2/reward bad_reward &&
+    fails 'stage sft: none of the last 5 steps changed a model' train 2 nan --set models.actor=bad_actor --set stages='[sft]' &&
+    fails 'stage ppo: models.reward: the score of answer 0 is -*nan' train 2 nan2 --set models.reward=bad_reward --set stages='[ppo]' &&
+    [ ! -e nan/sft ] && [ ! -e nan2/actor ] && grep -q '"skipped_steps":5,' nan/metrics.jsonl
+}
+ok "weights that are no numbers end a run" not_a_number
 broken() {
   sed 's/steps: 4/steps: many/; s/lr: 1.0e-3/lr: -1/' tiny.yaml >broken.yaml
   "$rlhf" train broken.yaml --set run.directory=broken >out 2>err
