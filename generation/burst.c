@@ -35,10 +35,15 @@ struct Burst {
 
 /* ---- buckets ---- */
 
+/* Where nothing is captured, nothing is. */
+bool buckets_fill(const GenParams *p, DeviceKind kind) {
+  return kind != DEVICE_CPU || gen_look(p, kind) > 1;
+}
+
 int bucket_rows(const GenParams *p, DeviceKind kind, int n) {
   static const int sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
   enum { SIZES = sizeof sizes / sizeof *sizes, STEP = 64 };
-  if (kind == DEVICE_CPU && gen_look(p, kind) == 1) return n; /* nothing is captured */
+  if (!buckets_fill(p, kind)) return n;
   for (int i = 0; i < SIZES; i++)
     if (n <= sizes[i]) return sizes[i];
   return (n + STEP - 1) / STEP * STEP;
@@ -163,22 +168,28 @@ static void queue_step(Step *s) {
   d->ops->decode_advance(d->device, *r);
 }
 
-static int steps_before_capture(int rows) { return rows > 64 ? 4 : 1; }
+/* In tensor parallel products have the rows of all ranks. */
+static int steps_before_capture(const Decoder *d, int rows) {
+  const Comm *group = model_rollout_group(d->model, d->params->weights);
+  return rows * (group ? comm_size(group) : 1) > 64 ? 4 : 1;
+}
 
-static void run_steps(Decoder *d, int rows, int steps) {
+/* Ranks that exchange something in every step do here the same at the same time. */
+static void run_steps(Decoder *d, int rows, StepPlan plan) {
   Bucket *b = bucket_of(d->burst, rows);
   Step s = {d, device_rows(d, rows)};
-  for (int i = 0; i < steps; i++) {
-    bool ready = b->prepared >= steps_before_capture(rows) && model_decodes_alone(d->model);
+  bool captures = !plan.mixed && model_decode_captures(d->model, rows);
+  for (int i = 0; i < plan.steps; i++) {
+    bool ready = captures && b->prepared >= steps_before_capture(d, rows);
     if (ready && !b->graph && device_capture_begin(d->device)) {
       queue_step(&s);
       b->graph = device_capture_end(d->device);
     }
-    if (b->graph) {
+    if (ready && b->graph) {
       device_graph_launch(d->device, b->graph);
     } else {
       queue_step(&s);
-      b->prepared++;
+      b->prepared += captures;
     }
   }
 }
@@ -201,13 +212,13 @@ static int append_row(Decoder *d, int r, int rows, int steps, int *kept, Error *
   return 0;
 }
 
-int burst_run(Decoder *d, int steps, Error *err) {
+int burst_run(Decoder *d, StepPlan plan, Error *err) {
   Burst *b = d->burst;
-  int n = d->sched->n_rows, kept = 0;
-  int rows = bucket_rows(d->params, device_kind(d->device), n);
-  require(steps <= b->steps);
+  int n = d->sched->n_rows, steps = plan.steps, kept = 0;
+  int rows = plan.rows ? plan.rows : decoder_step_rows(d);
+  require(steps <= b->steps && rows >= n);
   upload_state(d, rows);
-  run_steps(d, rows, steps);
+  run_steps(d, rows, plan);
   device_download(d->device, b->drawn, b->history.data,
                   (size_t)(2 * b->steps * rows) * sizeof *b->drawn);
   kept_download(d, (int64_t)steps * rows);

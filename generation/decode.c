@@ -29,11 +29,11 @@ int gen_look(const GenParams *p, DeviceKind kind) {
 }
 
 Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int longest, int max_tokens,
-                        GenStats *stats) {
+                        int most_rows, GenStats *stats) {
   Decoder *d = mem_zalloc(1, sizeof *d);
   AttnShape shape = model_attn_shape(m);
   DeviceKind kind = device_kind(model_device(m));
-  int64_t rows = bucket_rows(p, kind, s->max_rows), vocab = model_config(m)->vocab_size;
+  int64_t rows = most_rows, vocab = model_config(m)->vocab_size;
   int64_t n = max_tokens > rows ? max_tokens : rows;
   int64_t copies = rows * (s->kv->page_size - 1);
   int64_t width = (int64_t)(shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim;
@@ -227,7 +227,7 @@ static int steps_left(const Scheduler *s, int most) {
   return left < most ? left : most;
 }
 
-static bool any_is_banned(const Decoder *d) {
+bool decoder_bans(const Decoder *d) {
   const Scheduler *s = d->sched;
   bool banned = false;
   for (int r = 0; r < s->n_rows && !banned; r++) banned = eos_is_banned(d, &s->rows[r]);
@@ -237,14 +237,14 @@ static bool any_is_banned(const Decoder *d) {
 int decoder_plan(Decoder *d) {
   Scheduler *s = d->sched;
   int look = gen_look(d->params, device_kind(d->device));
-  return sched_make_room(s, any_is_banned(d) ? 1 : steps_left(s, look));
+  return sched_make_room(s, decoder_bans(d) ? 1 : steps_left(s, look));
 }
 
 int decoder_step_rows(const Decoder *d) {
   int n = d->sched->n_rows;
-  return any_is_banned(d) ? n : bucket_rows(d->params, device_kind(d->device), n);
+  return decoder_bans(d) ? n : bucket_rows(d->params, device_kind(d->device), n);
 }
 
-int decoder_decode(Decoder *d, int steps, Error *err) {
-  return any_is_banned(d) ? step_alone(d, err) : burst_run(d, steps, err);
+int decoder_decode(Decoder *d, StepPlan plan, Error *err) {
+  return decoder_bans(d) ? step_alone(d, err) : burst_run(d, plan, err);
 }

@@ -98,13 +98,11 @@ void kept_download(Decoder *d, int64_t draws);
 void kept_append(Decoder *d, int row, int64_t draw);
 
 /* ---- steps without the host (burst.c) ---- */
-/* Rows that a step on this device has for n sequences. */
-int bucket_rows(const GenParams *p, DeviceKind kind, int n);
 /* longest: tokens of a sequence in the cache; steps: the most of a burst. */
 Burst *burst_create(Decoder *d, int longest, int steps);
 void burst_destroy(Decoder *d);
 /* Every row goes on by so many steps, or until it is over. The rows have their pages; none of them
  * has a ban on EOS. */
-int burst_run(Decoder *d, int steps, Error *err);
+int burst_run(Decoder *d, StepPlan plan, Error *err);
 
 #endif

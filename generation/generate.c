@@ -123,7 +123,7 @@ static int go_on(Decoder *d, Scheduler *s, const Sizes *z, GenStats *stats, Erro
   double t1 = clock_seconds();
   stats->prefill_seconds += t1 - t0;
   if (s->n_rows == 0) return 0;
-  if (decoder_decode(d, decoder_plan(d), err)) return -1;
+  if (decoder_decode(d, (StepPlan){.steps = decoder_plan(d)}, err)) return -1;
   stats->decode_seconds += clock_seconds() - t1;
   return 0;
 }
@@ -145,6 +145,14 @@ static int run_all(Decoder *d, Scheduler *s, const Sizes *z, Pool *pool, GenStat
   return rc;
 }
 
+/* In tensor parallel all ranks of the node fill up to as many rows as the one with most. */
+static int most_rows(Model *m, const GenParams *p, const Sizes *z) {
+  double rows = bucket_rows(p, device_kind(model_device(m)), z->max_rows);
+  if (p->weights == ROLLOUT_TENSOR_PARALLEL)
+    comm_all_reduce_f64(model_rollout_group(m, p->weights), &rows, 1, true);
+  return (int)rows;
+}
+
 static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int n,
                         const int32_t *limits, const Sizes *z, GenResult *out, GenStats *stats,
                         Error *err) {
@@ -154,9 +162,11 @@ static int run_requests(Model *m, const GenParams *p, const GenRequest *req, int
   const Grid *g = model_grid(m);
   Scheduler s =
       sched_create(&kv, req, out, limits, n, p->owner, g->local_rank, z->max_rows, z->table_width);
-  Decoder *d = decoder_create(m, p, &s, z->longest - 1, most_prefill(z, limits, n), stats);
+  Decoder *d = decoder_create(m, p, &s, z->longest - 1, most_prefill(z, limits, n),
+                              most_rows(m, p, z), stats);
   Comm *group = model_rollout_group(m, p->weights);
-  Stepping together = {m, group, d, &s, z->prefill_tokens, z->entering};
+  bool fills = buckets_fill(p, device_kind(model_device(m)));
+  Stepping together = {m, group, d, &s, z->prefill_tokens, z->entering, fills};
   Pool pool = {g->intra, p->owner, !group && p->owner && g->local > 1, 0};
   if (p->weights == ROLLOUT_TENSOR_PARALLEL) /* the node's tokens are computed by all its ranks */
     together.prefill_tokens = 1 + (z->prefill_tokens - 1) / comm_size(group);

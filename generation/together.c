@@ -1,7 +1,8 @@
 /* Steps that the ranks of a group take together, because weights are gathered in every step, or
  * because each rank has a part of them. Each has its own requests, rows and cache; what is common
- * is which kind of step comes next and, in tensor parallel, how many rows each brings. A rank
- * without any takes part all the same, until all have ended. An error of one ends all of them. */
+ * is which kind of step comes next and, in tensor parallel, how many rows each brings: where steps
+ * are filled up, all as many, so that what they capture is the same. A rank without any takes part
+ * all the same, until all have ended. An error of one ends all of them. */
 #include <stdlib.h>
 
 #include "generation/decode.h"
@@ -11,7 +12,8 @@ enum { AGREED_TO_STOP = 1 };
 /* What a rank has for the next step. */
 typedef struct Offer {
   int32_t tokens, heads; /* of its prefill */
-  int32_t rows, steps;   /* of its decode steps; rows 0: all its requests are over */
+  int32_t rows, steps;   /* of its decode steps; steps 0: all its requests are over */
+  int32_t bans;          /* decoder_bans */
   int32_t failed;
 } Offer;
 
@@ -63,11 +65,28 @@ static int prefill_once(const Stepping *t, int *rc, bool *entered, Error *err) {
   return failed ? AGREED_TO_STOP : 0;
 }
 
+/* What this rank does in steps that all agreed on; of: changed where all have as many rows. */
+static StepPlan plan_steps(const Stepping *t, Offer *of, int steps) {
+  StepPlan plan = {.steps = steps};
+  int ranks = comm_size(t->group);
+  int32_t most = 0;
+  for (int r = 0; r < ranks; r++) {
+    plan.mixed |= of[r].bans != 0;
+    if (of[r].rows > most) most = of[r].rows;
+  }
+  bool sliced = zeropp_in_rollout(model_zero(t->model), ROLLOUT_TENSOR_PARALLEL);
+  if (!sliced || plan.mixed || !t->fills) return plan;
+  for (int r = 0; r < ranks; r++) of[r].rows = most;
+  plan.rows = most;
+  return plan;
+}
+
 static int decode_once(const Stepping *t, int *rc, bool *over, Error *err) {
   Scheduler *s = t->sched;
   Offer own = {.failed = *rc != 0};
   if (*rc == 0 && s->n_rows > 0) own.steps = decoder_plan(t->decoder);
   if (*rc == 0) own.rows = decoder_step_rows(t->decoder);
+  if (*rc == 0) own.bans = decoder_bans(t->decoder);
   bool running = s->n_rows > 0;
   if (!running) own.steps = 0;
   Offer *of = exchange(t->group, own);
@@ -79,8 +98,9 @@ static int decode_once(const Stepping *t, int *rc, bool *over, Error *err) {
   }
   *over = steps == 0;
   if (!failed && steps > 0) {
+    StepPlan plan = plan_steps(t, of, steps);
     announce(t, of, false);
-    *rc = decoder_decode(t->decoder, steps, err);
+    *rc = decoder_decode(t->decoder, plan, err);
   }
   free(of);
   return failed ? AGREED_TO_STOP : 0;

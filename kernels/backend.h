@@ -33,9 +33,9 @@ typedef struct Backend {
   void (*sync)(Device *d);
   bool (*takes_codes)(const Device *d, DType compute);
   void (*capture_begin)(Device *d); /* this and the next three: NULL without graphs */
-  DeviceGraph *(*capture_end)(Device *d);
-  void (*graph_launch)(Device *d, DeviceGraph *g);
-  void (*graph_free)(Device *d, DeviceGraph *g);
+  void *(*capture_end)(Device *d);
+  void (*graph_launch)(Device *d, void *graph); /* on the current stream */
+  void (*graph_free)(Device *d, void *graph);
   int (*attach)(Grid *g, Device *d, Error *err); /* grid_attach; NULL: the host's Comms serve */
 } Backend;
 

@@ -5,6 +5,12 @@
 
 #include "core/rng.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/comm_device.h"
+
+struct DeviceGraph {
+  void *step; /* the back end's */
+  CommCaptured exchanges;
+};
 
 Device *device_open(DeviceKind kind, int threads, Error *err) {
   if (threads < 0) {
@@ -106,16 +112,22 @@ bool device_capture_begin(Device *d) {
 DeviceGraph *device_capture_end(Device *d) {
   require(d->capturing);
   d->capturing = false;
-  return d->backend->capture_end(d);
+  DeviceGraph *g = mem_alloc(1, sizeof *g);
+  *g = (DeviceGraph){d->backend->capture_end(d), comm_device_captured()};
+  return g;
 }
 
 void device_graph_launch(Device *d, DeviceGraph *g) {
   refuse_in_capture(d, "a captured step");
-  d->backend->graph_launch(d, g);
+  if (g->exchanges.comm)
+    comm_device_launch(&g->exchanges, d->backend->graph_launch, g->step);
+  else
+    d->backend->graph_launch(d, g->step);
 }
 
 void device_graph_free(Device *d, DeviceGraph *g) {
-  if (g) d->backend->graph_free(d, g);
+  if (g) d->backend->graph_free(d, g->step);
+  free(g);
 }
 
 size_t device_bytes(const Device *d) { return d->bytes; }

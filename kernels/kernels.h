@@ -397,7 +397,8 @@ size_t device_total_memory(
 
 /* A step that is queued many times: between begin and end nothing runs, what is queued is kept with
  * its arguments, addresses and values alike, and a launch queues it all again, cheaply. Ops, copies
- * on the device and device_zero only. Run the same once before, uncaptured, so that scratch and
+ * on the device and device_zero only, and collectives within comm_captured_bytes, if all ranks of
+ * the Comm capture and launch the same. Run the same once before, uncaptured, so that scratch and
  * plans exist; what it names must live as long as it does. begin is false where the back end has no
  * graphs (the CPU): then ops run as ever, and the caller runs its step each time. */
 typedef struct DeviceGraph DeviceGraph;
@@ -482,6 +483,9 @@ void comm_broadcast(Comm *c, void *data, size_t bytes, int root);
 void comm_barrier(Comm *c);
 /* Counts bytes that this rank took out of another's memory by itself (device_import). */
 void comm_count_taken(Comm *c, CollKind kind, int from, size_t bytes);
+/* The longest block between two ranks that a captured step (device_capture_begin) can have; 0: such
+ * a step has no collectives of this Comm. The same on all ranks. */
+size_t comm_captured_bytes(const Comm *c);
 /* Agreement on errors of the outside world: rc < 0 on any rank makes it -1 on all, with the message
  * of the lowest such rank. Every rank must call it. */
 int comm_agree(Comm *c, int rc, Error *err);

@@ -222,6 +222,8 @@ typedef struct SlicedStep {
   Tensor wanted_R, logits_RV;
 } SlicedStep;
 void sliced_step(Model *m, const SlicedStep *s);
+/* At least the longest block that two ranks exchange in a step of so many rows of each. */
+size_t sliced_block_bytes(const Model *m, int rows);
 
 /* ---- the final norm and projection (final.c) ---- */
 typedef struct FinalActs {

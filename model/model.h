@@ -216,8 +216,9 @@ Comm *model_rollout_group(const Model *m, RolloutWeights weights);
 /* In tensor parallel, before a step (of model_step or model_decode): the tokens, and the rows with
  * a head (NULL: all), that each rank of the node has in it. [local], copied. */
 void model_step_rows(Model *m, const int *tokens_of, const int *heads_of);
-/* Whether model_decode is nothing but ops of the device, to be captured. */
-bool model_decodes_alone(const Model *m);
+/* Whether model_decode of so many rows (of each rank of the node, in tensor parallel) can be
+ * captured: it can not in a stream, nor where a captured step has no such exchanges. */
+bool model_decode_captures(const Model *m, int rows);
 
 /* Runs the trunk over n tokens (host ids and positions) without keeping activations. For each layer
  * it calls attend(ctx, layer, qkv_NQ after rope, out_NHD), which must fill out (device memory): the

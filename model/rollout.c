@@ -44,7 +44,8 @@ Comm *model_rollout_group(const Model *m, RolloutWeights weights) {
   return c->hpz || m->grid->nodes == 1 ? m->grid->intra : m->grid->all;
 }
 
-bool model_decodes_alone(const Model *m) {
-  return !zeropp_in_rollout(m->zero, ROLLOUT_TENSOR_PARALLEL) &&
-         !zeropp_in_rollout(m->zero, ROLLOUT_STREAM);
+bool model_decode_captures(const Model *m, int rows) {
+  if (zeropp_in_rollout(m->zero, ROLLOUT_TENSOR_PARALLEL))
+    return sliced_block_bytes(m, rows) <= comm_captured_bytes(m->grid->dev_intra);
+  return !zeropp_in_rollout(m->zero, ROLLOUT_STREAM);
 }

@@ -222,6 +222,18 @@ static void sliced_block(const Sliced *s, int layer, DecodeAttend attend, void *
   arena_pop(m->arena, mark);
 }
 
+size_t sliced_block_bytes(const Model *m, int rows) {
+  const ModelConfig *c = &m->config;
+  enum { JOINED = 3 }; /* a rank may have one column more of each matrix */
+  int64_t ranks = m->grid->local, widest = c->hidden, vocab = c->vocab_size / ranks + 1;
+  const int64_t widths[] = {qkv_width(c), attn_width(c), c->ffn, embed_width(c)};
+  for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+    if (widths[i] > widest) widest = widths[i];
+  size_t acts = (size_t)(rows * (widest + JOINED * ranks)) * dtype_size(m->compute);
+  size_t logits = (size_t)(rows * vocab) * sizeof(float);
+  return acts > logits ? acts : logits;
+}
+
 /* ---- all of it ---- */
 
 /* This rank's rows of the head; of a tied one, of the embedding, which is whole. */

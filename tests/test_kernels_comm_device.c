@@ -16,7 +16,7 @@ static Sim sim_create(void) { return (Sim){.own_clock = true}; }
 static Tickets *tickets_of(Sim *s) { return tickets_create(&s->base, &sim_ops); }
 
 static CommTicket start(Sim *s, Tickets *q, double seconds) {
-  CommTicket t = tickets_start(q, (TicketLabel){COLL_ALL_GATHER, NULL, 100});
+  CommTicket t = tickets_start(q, (TicketLabel){COLL_ALL_GATHER, NULL, 100, false});
   sim_run(s, STREAM_COMM, seconds);
   tickets_end(q, t);
   return t;
@@ -161,7 +161,7 @@ static void the_oldest_is_known(void **state) {
   s.now = 0.009;
   assert_false(tickets_oldest(q, &t, &label, &runs));
   /* Started, and its host is still busy queueing it. */
-  CommTicket open = tickets_start(q, (TicketLabel){COLL_ALL_TO_ALL, NULL, 7});
+  CommTicket open = tickets_start(q, (TicketLabel){COLL_ALL_TO_ALL, NULL, 7, false});
   s.now = 1;
   assert_true(tickets_oldest(q, &t, &label, &runs) && t == open && runs);
   tickets_end(q, open);
@@ -237,6 +237,58 @@ static void calls_run_on_the_communication_stream(void **state) {
   comm_destroy(c);
   comm_device_close(&s.base);
   assert_int_equal(s.events, 0);
+  grid_free(g);
+}
+
+static size_t thousand(Device *d, void *group) {
+  (void)d, (void)group;
+  return 1000;
+}
+
+static void launch_step(Device *d, void *graph) {
+  (void)graph;
+  sim_run(sim_of(d), sim_of(d)->current, 0.004);
+}
+
+/* What is called while a step is captured goes to compute and is counted at each launch, which is
+ * one ticket of its own: its bytes, not its seconds. */
+static void captured_calls_are_launched_as_one(void **state) {
+  (void)state;
+  Grid *g = grid_of();
+  Sim s = sim_create();
+  CommDeviceOps with_steps = sim_ops;
+  int group;
+  size_t bytes[3] = {10, 10, 10};
+  char x[30] = {0};
+  with_steps.captured_bytes = thousand;
+  comm_device_open(&s.base, &with_steps, true);
+  Comm *c = comm_device_create(g->all, "dev_all", &group);
+  s.exchange_seconds = 0.002;
+  assert_true(comm_captured_bytes(c) == (g->world > 1 ? 1000 : SIZE_MAX));
+  TrafficCount before = gathers();
+  s.base.capturing = true;
+  for (int i = 0; i < 2; i++) assert_int_equal(comm_start_all_gather(c, x, x, bytes), 0);
+  s.base.capturing = false;
+  CommCaptured step = comm_device_captured();
+  assert_int_equal(s.exchanges, 2);
+  assert_true(s.free_at[STREAM_COMM] <= 0);
+  assert_int_equal(gathers().calls, before.calls);
+  assert_null(comm_device_captured().comm);
+  assert_ptr_equal(step.comm, g->world > 1 ? c : NULL);
+  for (int i = 0; i < 3 && step.comm; i++) {
+    s.now = s.free_at[STREAM_COMPUTE] + 1;
+    comm_device_launch(&step, launch_step, NULL);
+    assert_int_equal(s.current, STREAM_COMPUTE);
+    assert_true(fabs(s.free_at[STREAM_COMM] - s.now - 0.004) < CLOSE);
+    assert_true(fabs(s.free_at[STREAM_COMPUTE] - s.now - 0.004) < CLOSE);
+  }
+  s.now += 1;
+  int launches = step.comm ? 3 : 0;
+  assert_int_equal(gathers().calls - before.calls, 2 * launches);
+  assert_int_equal(gathers().intra_bytes - before.intra_bytes, 20 * launches * (g->world - 1));
+  assert_counted(before, 0, 0);
+  comm_destroy(c);
+  comm_device_close(&s.base);
   grid_free(g);
 }
 
@@ -353,6 +405,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(the_ring_goes_round),
     cmocka_unit_test(the_oldest_is_known),
     cmocka_unit_test(calls_run_on_the_communication_stream),
+    cmocka_unit_test(captured_calls_are_launched_as_one),
     cmocka_unit_test(a_device_may_go_first),
     cmocka_unit_test(without_a_transport_blocks_go_through_the_host),
     cmocka_unit_test(other_collectives_are_refused),

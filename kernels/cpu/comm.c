@@ -80,13 +80,18 @@ static void copy_own(const CommPeer *own) {
   if (own->send_bytes && own->recv != own->send) memmove(own->recv, own->send, own->send_bytes);
 }
 
-void comm_count_bytes(const CommCall *call) {
+TrafficCount comm_bytes_of(const CommCall *call) {
   const Comm *c = call->comm;
   TrafficCount n = {.calls = 1};
   for (int r = 0; r < c->size; r++) {
     if (r == c->rank || call->kind == COLL_BARRIER) continue; /* a barrier's bytes say nothing */
     *(c->same_node[r] ? &n.intra_bytes : &n.inter_bytes) += call->peer[r].recv_bytes;
   }
+  return n;
+}
+
+void comm_count_bytes(const CommCall *call) {
+  TrafficCount n = comm_bytes_of(call);
   traffic_add(call->kind, &n);
 }
 

@@ -59,7 +59,8 @@ void comm_check(int rc, const char *group, const char *call);
 /* Carries the call out on this thread, counts its bytes, and frees what it owns. */
 void comm_run(CommCall *call);
 void *comm_scratch(Comm *c, size_t bytes); /* valid until the next call */
-/* Counts the bytes of a call that sends. */
+/* What a call that sends moves; and counts it. */
+TrafficCount comm_bytes_of(const CommCall *call);
 void comm_count_bytes(const CommCall *call);
 
 /* comm_queue.c. */

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/comm.h"
 
 /* The process's one device with collectives; all of its Comms, so that the device can go first. */
@@ -24,6 +25,7 @@ static struct {
   Tickets *tickets; /* NULL: without a transport */
   Watch *watch;
   Comm *comms;
+  CommCaptured captured; /* of the step under way */
 } on;
 
 static const CommTicket DEVICE_TICKET = (CommTicket)1 << DEVICE_TICKET_BIT;
@@ -178,7 +180,7 @@ static size_t received_bytes(const CommCall *call) {
 }
 
 static CommTicket run_behind(const CommCall *call) {
-  TicketLabel label = {call->kind, call->comm, received_bytes(call)};
+  TicketLabel label = {call->kind, call->comm, received_bytes(call), false};
   CommTicket t = tickets_start(on.tickets, label);
   on.ops->use_stream(on.device, STREAM_COMM);
   carry_out(call);
@@ -189,17 +191,63 @@ static CommTicket run_behind(const CommCall *call) {
   return 0;
 }
 
+/* ---- captured steps ---- */
+
+size_t comm_captured_bytes(const Comm *c) {
+  if (c->size == 1) return SIZE_MAX;
+  if (!c->transport || !on.ops->captured_bytes) return 0;
+  return on.ops->captured_bytes(on.device, c->transport);
+}
+
+static void capture(const CommCall *call) {
+  const Comm *c = call->comm;
+  if (call->work) die("compute between collectives while a step is captured");
+  if (!comm_captured_bytes(c))
+    die("a collective over group '%s' while a step is captured", c->name);
+  carry_out(call);
+  if (c->size == 1) return;
+  TrafficCount n = comm_bytes_of(call), *sum = &on.captured.traffic.of[call->kind];
+  on.captured.comm = c;
+  on.captured.bytes += (size_t)(n.intra_bytes + n.inter_bytes);
+  sum->calls += n.calls;
+  sum->intra_bytes += n.intra_bytes;
+  sum->inter_bytes += n.inter_bytes;
+}
+
+CommCaptured comm_device_captured(void) {
+  CommCaptured c = on.captured;
+  on.captured = (CommCaptured){0};
+  return c;
+}
+
+void comm_device_launch(const CommCaptured *c, void (*launch)(Device *d, void *graph),
+                        void *graph) {
+  TicketLabel label = {COLL_ALL_GATHER, c->comm, c->bytes, true};
+  CommTicket t = tickets_start(on.tickets, label);
+  on.ops->use_stream(on.device, STREAM_COMM);
+  launch(on.device, graph);
+  on.ops->use_stream(on.device, STREAM_COMPUTE);
+  tickets_end(on.tickets, t);
+  tickets_wait(on.tickets, t);
+  for (int k = 0; k < COLL_KINDS; k++)
+    if (c->traffic.of[k].calls) traffic_add((CollKind)k, &c->traffic.of[k]);
+}
+
+/* ---- calls ---- */
+
 CommTicket comm_device_submit(CommCall call) {
   CommTicket t = 0;
   if (!on.device) die("a collective over group '%s', whose device is closed", call.comm->name);
   if (!call.work && call.kind != COLL_ALL_GATHER && call.kind != COLL_ALL_TO_ALL)
     die("%s over group '%s': over device memory there are all-gather and all-to-all only",
         coll_name(call.kind), call.comm->name);
-  if (on.tickets)
+  if (on.device->capturing)
+    capture(&call);
+  else if (on.tickets)
     t = run_behind(&call);
   else
     run_at_once(&call);
-  if (!call.work && call.comm->size > 1) comm_count_bytes(&call);
+  if (!on.device->capturing && !call.work && call.comm->size > 1) comm_count_bytes(&call);
   free(call.peer);
   return t;
 }

@@ -36,6 +36,8 @@ typedef struct CommDeviceOps {
   void (*abort_all)(Device *d);          /* ends what is under way, before the process ends */
   void (*leave)(Device *d, void *group); /* frees it */
   void (*enter_thread)(Device *d);       /* this thread will call event_done and failed */
+  /* The longest block of an exchange that is captured; NULL, 0: it cannot be. */
+  size_t (*captured_bytes)(Device *d, void *group);
 } CommDeviceOps;
 
 /* One device to a process: tickets do not say whose they are. comm_device_open comes first; with
@@ -47,6 +49,19 @@ Comm *comm_device_create(const Comm *host, const char *name, void *group);
 /* Ends the device's part in all Comms, behind all that was started; they can only be freed then.
  * Nothing happens when d is not the device that was opened. */
 void comm_device_close(Device *d);
+
+/* ---- captured steps: what is called between device_capture_begin and _end is queued on the
+ * compute stream and kept with the rest. A launch of a step with collectives is one ticket, so that
+ * the watch sees a rank that does not come; its seconds are compute's and counted nowhere. */
+typedef struct CommCaptured {
+  const Comm *comm; /* of several ranks, that lives until the last launch; NULL: there was none */
+  size_t bytes;     /* received in each launch */
+  Traffic traffic;
+} CommCaptured;
+/* The collectives since the last call; none where no device has collectives. */
+CommCaptured comm_device_captured(void);
+/* Queues launch(d, graph), which uses the current stream. */
+void comm_device_launch(const CommCaptured *c, void (*launch)(Device *d, void *graph), void *graph);
 
 /* The time limit of comm_set_timeout, 0: none. */
 double comm_timeout(void);
@@ -62,6 +77,7 @@ typedef struct TicketLabel {
   CollKind kind;
   const Comm *comm; /* lives until the ticket is done */
   size_t bytes;     /* that are received */
+  bool computes;    /* a captured step: its seconds are not a collective's */
 } TicketLabel;
 enum { MAX_TICKETS = 256 };
 

@@ -74,6 +74,7 @@ static Slot *first_wait(Tickets *q, CommTicket t) {
 
 static void count_one(Tickets *q, CommTicket t) {
   Slot *s = slot_of(q, t), *w = first_wait(q, t);
+  if (s->label.computes) return;
   double took = q->ops->seconds_between(q->device, s->begin, s->done), exposed = 0;
   /* A compute stream that is not even there yet did not wait. */
   if (w && is_done(q, w->reached))

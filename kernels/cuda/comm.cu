@@ -64,6 +64,11 @@ static void exchange(Device *d, void *group, CollKind kind, const CommPeer *peer
   g->exchange(d, g, kind, peer, size, rank);
 }
 
+static size_t captured_bytes(Device *d, void *group) {
+  (void)d;
+  return static_cast<const CudaGroup *>(group)->captured_bytes;
+}
+
 static void leave(Device *d, void *group) {
   CudaGroup *g = static_cast<CudaGroup *>(group);
   g->leave(d, g);
@@ -82,6 +87,7 @@ static const CommDeviceOps ops = {
     .abort_all = nccl_abort_all,
     .leave = leave,
     .enter_thread = enter_thread,
+    .captured_bytes = captured_bytes,
 };
 
 /* ---- which transport ---- */

@@ -20,6 +20,7 @@ struct CudaGroup {
                    int rank);
   void (*leave)(Device *d, CudaGroup *g); /* frees it */
   const char *name;
+  size_t captured_bytes; /* as CommDeviceOps.captured_bytes */
 };
 
 /* NULL with an error. */

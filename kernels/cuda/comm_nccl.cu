@@ -132,7 +132,7 @@ CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, Error *err
   l.rank = comm_rank(host);
   if (share_id(host, &l.id, err)) return nullptr;
   NcclGroup *g = static_cast<NcclGroup *>(mem_zalloc(1, sizeof *g));
-  g->group = {nccl_exchange, nccl_leave, name};
+  g->group = {nccl_exchange, nccl_leave, name, 0};
   l.group = g;
   l.makes = true;
   pthread_mutex_lock(&nccl.lock);

@@ -11,14 +11,17 @@
  *
  * The n-th piece from one rank to another lies in slot n mod SLOTS, so both know it without a word.
  * Numbers only grow (cyclic comparison), each flag has one writer, and a stream waits for a flag in
- * its own GPU's memory: no kernel spins. The host queues all of it and waits for nothing. */
+ * its own GPU's memory: no kernel spins. The host queues all of it and waits for nothing.
+ *
+ * In captured steps a kernel does it (comm_step.cu), through a box of its own behind the slots. */
 #include <cuda.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/comm.h"
+#include "kernels/cuda/comm_step.h"
 
 enum { SLOTS = 3, MAX_PEERS = 64 };
+static const size_t STEP_BYTES = (size_t)32 << 20; /* of the step box, about */
 static const size_t BOX_BYTES = (size_t)192 << 20, MAX_SLOT = (size_t)24 << 20, ALIGN = 512;
 
 /* At the start of a box; written by the ranks that they name. */
@@ -41,6 +44,7 @@ struct PeerGroup {
   cudaStream_t put, get;
   cudaEvent_t fork, put_done, get_done;
   PeerLink link[MAX_PEERS];
+  StepGroup step; /* slot_bytes 0: too many ranks */
 };
 
 /* ---- the driver's calls, which the runtime has none for ---- */
@@ -146,6 +150,10 @@ static void peer_exchange(Device *d, CudaGroup *group, CollKind kind, const Comm
   PeerGroup *g = reinterpret_cast<PeerGroup *>(group);
   cudaStream_t stream = cuda_stream(d);
   const CommPeer *own = &peer[rank];
+  if (d->capturing) {
+    step_exchange(stream, &g->step, peer, size, rank);
+    return;
+  }
   CUDA_CHECK(cudaEventRecord(g->fork, stream));
   CUDA_CHECK(cudaStreamWaitEvent(g->put, g->fork, 0));
   CUDA_CHECK(cudaStreamWaitEvent(g->get, g->fork, 0));
@@ -233,6 +241,7 @@ static void free_group(Device *d, PeerGroup *g) {
   close_boxes(g);
   comm_barrier(g->host); /* nobody has it open any more */
   device_free(d, g->number);
+  device_free(d, g->step.count);
   device_free(d, g->box);
   CUDA_CHECK(cudaStreamDestroy(g->put));
   CUDA_CHECK(cudaStreamDestroy(g->get));
@@ -257,20 +266,46 @@ static void make_streams(PeerGroup *g) {
     CUDA_CHECK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
 }
 
+/* Where slots end, in every box. */
+static size_t slots_end(const PeerGroup *g, size_t ranks) {
+  return sizeof(Flags) + (ranks - 1) * SLOTS * g->slot_bytes;
+}
+
+static void size_boxes(PeerGroup *g, size_t ranks) {
+  size_t slot = BOX_BYTES / SLOTS / (ranks - 1) / ALIGN * ALIGN;
+  g->slot_bytes = slot < MAX_SLOT ? slot : MAX_SLOT;
+  if (ranks <= STEP_PEERS) g->step.slot_bytes = STEP_BYTES / 2 / (ranks - 1) / ALIGN * ALIGN;
+  g->group.captured_bytes = g->step.slot_bytes;
+}
+
+static void alloc_boxes(Device *d, PeerGroup *g, size_t ranks) {
+  size_t slots = slots_end(g, ranks),
+         step = step_box_bytes(static_cast<int>(ranks), g->step.slot_bytes);
+  g->box = static_cast<char *>(device_alloc(d, slots + step));
+  g->number = static_cast<uint32_t *>(device_alloc(d, 2 * sizeof(uint32_t)));
+  g->step.count = static_cast<uint32_t *>(device_alloc(d, STEP_BLOCKS * sizeof(uint32_t)));
+  device_zero(d, g->box, sizeof(Flags));
+  device_zero(d, g->box + slots, step_flag_bytes());
+  device_zero(d, g->step.count, STEP_BLOCKS * sizeof(uint32_t));
+  device_sync(d);
+}
+
 CudaGroup *peer_group_create(Device *d, Comm *host, const char *name) {
   size_t n = static_cast<size_t>(comm_size(host));
   if (n > MAX_PEERS || !reaches_all(d, host)) return nullptr;
   PeerGroup *g = static_cast<PeerGroup *>(mem_zalloc(1, sizeof *g));
-  g->group = {peer_exchange, peer_leave, name};
+  g->group = {peer_exchange, peer_leave, name, 0};
   g->host = host;
-  size_t slot = BOX_BYTES / SLOTS / (n - 1) / ALIGN * ALIGN;
-  g->slot_bytes = slot < MAX_SLOT ? slot : MAX_SLOT;
-  g->box = static_cast<char *>(device_alloc(d, sizeof(Flags) + (n - 1) * SLOTS * g->slot_bytes));
-  g->number = static_cast<uint32_t *>(device_alloc(d, 2 * sizeof(uint32_t)));
+  size_boxes(g, n);
+  alloc_boxes(d, g, n);
   make_streams(g);
-  device_zero(d, g->box, sizeof(Flags));
-  device_sync(d);
-  if (open_boxes(g)) return &g->group; /* agreed on behind the zeroing of all */
-  free_group(d, g);
-  return nullptr;
+  if (!open_boxes(g)) { /* agreed on behind the zeroing of all */
+    free_group(d, g);
+    return nullptr;
+  }
+  for (size_t r = 0; r < n && n <= STEP_PEERS; r++) {
+    bool own = r == static_cast<size_t>(comm_rank(host));
+    g->step.box[r] = (own ? g->box : g->link[r].box) + slots_end(g, n);
+  }
+  return &g->group;
 }

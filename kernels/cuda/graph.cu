@@ -6,10 +6,6 @@
 
 #include <stdlib.h>
 
-struct DeviceGraph {
-  cudaGraphExec_t exec;
-};
-
 struct CudaGraphs {
   int alive;
   void **retired;
@@ -53,25 +49,24 @@ void cuda_capture_begin(Device *d) {
   CUDA_CHECK(cudaStreamBeginCapture(cuda_stream(d), cudaStreamCaptureModeThreadLocal));
 }
 
-DeviceGraph *cuda_capture_end(Device *d) {
+void *cuda_capture_end(Device *d) {
   cudaGraph_t captured;
-  DeviceGraph *g = static_cast<DeviceGraph *>(mem_zalloc(1, sizeof *g));
+  cudaGraphExec_t graph;
   CUDA_CHECK(cudaStreamEndCapture(cuda_stream(d), &captured));
-  CUDA_CHECK(cudaGraphInstantiate(&g->exec, captured, 0));
+  CUDA_CHECK(cudaGraphInstantiate(&graph, captured, 0));
   CUDA_CHECK(cudaGraphDestroy(captured));
-  CUDA_CHECK(cudaGraphUpload(g->exec, cuda_stream(d)));
+  CUDA_CHECK(cudaGraphUpload(graph, cuda_stream(d)));
   cuda_of(d)->graphs->alive++;
-  return g;
+  return graph;
 }
 
-void cuda_graph_launch(Device *d, DeviceGraph *g) {
-  CUDA_CHECK(cudaGraphLaunch(g->exec, cuda_stream(d)));
+void cuda_graph_launch(Device *d, void *graph) {
+  CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), cuda_stream(d)));
 }
 
 /* Waits: a launch may still be under way. */
-void cuda_graph_free(Device *d, DeviceGraph *g) {
+void cuda_graph_free(Device *d, void *graph) {
   CUDA_CHECK(cudaStreamSynchronize(cuda_stream(d)));
-  CUDA_CHECK(cudaGraphExecDestroy(g->exec));
-  free(g);
+  CUDA_CHECK(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
   if (--cuda_of(d)->graphs->alive == 0) free_retired(d);
 }

@@ -7,9 +7,9 @@
 void graphs_open(Device *d);
 void graphs_close(Device *d);
 void cuda_capture_begin(Device *d);
-DeviceGraph *cuda_capture_end(Device *d);
-void cuda_graph_launch(Device *d, DeviceGraph *g);
-void cuda_graph_free(Device *d, DeviceGraph *g);
+void *cuda_capture_end(Device *d);
+void cuda_graph_launch(Device *d, void *graph);
+void cuda_graph_free(Device *d, void *graph);
 
 /* Frees a block of scratch that a larger one replaces; when no captured step names it any more. */
 void graph_retire_scratch(Device *d, void *scratch);
