@@ -59,7 +59,7 @@ static CliResult fail_command(const char *name, Error *err) {
 }
 
 static CliResult run_help(int argc, char **argv, Error *err) {
-  if (argc == 0) {
+  if (argc == 0 || (argc == 1 && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")))) {
     print_usage(stdout);
     return CLI_OK;
   }

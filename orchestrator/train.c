@@ -23,6 +23,8 @@ static int place_key(const Recipe *r, Error *err) {
 int session_open(Session *s, const Recipe *r, Error *err) {
   *s = (Session){.recipe = r, .state = {.kl_coef = r->ppo.kl_coef}};
   s->grid = grid_create((int)r->zeropp.ranks_per_node, err);
+  if (!s->grid && r->zeropp.ranks_per_node > 0)
+    return error_prefix(err, "%s: zeropp.ranks_per_node", recipe_place(r, "zeropp.ranks_per_node"));
   if (!s->grid) return -1;
   comm_set_timeout(r->zeropp.timeout_seconds);
   s->device = device_choose(s->grid, r->run.device, (int)r->run.threads, true, err);

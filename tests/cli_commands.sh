@@ -8,6 +8,8 @@ run --help
 ok "--help is on standard output" [ "$rc" = 0 -a -s out -a ! -s err ]
 run help
 ok "help is --help" [ "$rc" = 0 -a -s out ]
+run help --help
+ok "and so is help --help" [ "$rc" = 0 -a -s out ]
 run
 ok "no command: usage on standard error" [ "$rc" = 2 -a ! -s out -a -s err ]
 
@@ -105,6 +107,9 @@ refuses 1 '--set ppo.stps=1: unknown key "ppo.stps"; did you mean "steps"?' trai
 refuses 1 'bad.yaml:2:7' check --set=run.seed=1 bad.yaml
 "$rlhf" check - <bad.yaml >out 2>err
 ok "a recipe from standard input" grep -qF 'rlhf: stdin:2:7: unknown key' err
+
+refuses 1 '--set zeropp.ranks_per_node=3: zeropp.ranks_per_node: ranks per node: 1 ranks do not divide into nodes of 3' \
+  check "$root/recipes/demo.yaml" --set zeropp.ranks_per_node=3
 
 # output that cannot be written
 "$rlhf" help recipe >/dev/full 2>err
