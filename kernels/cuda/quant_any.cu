@@ -95,7 +95,7 @@ __device__ inline bool int4_block(const QuantJob &job, const QuantPart &p, const
     most = max(most, abs(int4_sum_at(job, p, b, block, i, unit)));
   most = __reduce_max_sync(0xffffffffu, most);
   if (most < INT4_LEAST) return false;
-  Int4Result result = int4_result(job.to_scale, unit, static_cast<uint32_t>(most));
+  Int4Result result = int4_result(job.to_scale, unit, static_cast<float>(most));
   if (lane == 0) scale_put(job.to_scale, p.to_scales, block, result.scale);
   for (int i = lane; 2 * i < b.n; i += 32) {
     int low = int4_sum_at(job, p, b, block, i, unit);

@@ -217,6 +217,21 @@ __device__ inline void raw_store(char *p, int apart, const Raw<KIND> &r) {
   }
 }
 
+/* What is coded of a block with such a scale. */
+__device__ inline Eight eight_tamed(Eight e, WireKind kind, float scale) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) e.v[i] = tamed(e.v[i], scale, quant_most(kind));
+  return e;
+}
+
+/* The largest of LANES threads' numbers, to all of a warp. */
+template <int LANES>
+__device__ inline uint32_t most_of_lanes(uint32_t most) {
+#pragma unroll
+  for (int o = LANES / 2; o > 0; o /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, o));
+  return most;
+}
+
 /* ---- error feedback ---- */
 
 /* keep * error + (1 - keep) * (sent - got), got a product that was rounded by itself. */

@@ -39,6 +39,14 @@ bool quant_wide_takes(const QuantJob &job, const QuantPart &p); /* aligned, in w
 bool quant_wide_is_whole(const QuantJob &job, const QuantPart &p); /* a job of its own */
 int64_t quant_wide_chunks(const QuantJob &job, bool whole, const QuantPart &p);
 void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks);
+bool quant_one_takes(const QuantJob &job,
+                     const QuantPart &p); /* to or from a plain format, whole */
+int64_t quant_one_chunks(const QuantJob &job, const QuantPart &p);
+void quant_one_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+bool quant_int4_takes(const QuantJob &job,
+                      const QuantPart &p); /* sums in integers, whole, aligned */
+int64_t quant_int4_chunks(const QuantJob &job, const QuantPart &p);
+void quant_int4_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 int64_t quant_plain_chunks(const QuantPart &p); /* both formats without blocks */
 void quant_plain_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 int64_t quant_any_chunks(const QuantPart &p);

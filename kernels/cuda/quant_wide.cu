@@ -118,20 +118,7 @@ __device__ inline uint32_t share_most(const Share<S> &s) {
 #pragma unroll
     for (int i = 0; i < 8; i++)
       if (s.has(k)) most = largest(most, s.e[k].v[i]);
-  uint32_t bits = __float_as_uint(most);
-#pragma unroll
-  for (int o = S::LANES / 2; o > 0; o /= 2) {
-    uint32_t other = __shfl_xor_sync(0xffffffffu, bits, o);
-    bits = other > bits ? other : bits;
-  }
-  return bits;
-}
-
-/* What is coded of a block with such a scale. */
-__device__ inline Eight eight_tamed(Eight e, WireKind kind, float scale) {
-#pragma unroll
-  for (int i = 0; i < 8; i++) e.v[i] = tamed(e.v[i], scale, quant_most(kind));
-  return e;
+  return most_of_lanes<S::LANES>(__float_as_uint(most));
 }
 
 /* Errors are read before and written behind what is sent. */
@@ -207,7 +194,7 @@ __device__ inline void by_kind(WireKind kind, F f) {
   }
 }
 
-/* ---- sums of int4 in integers ---- */
+/* ---- sums of int4 in integers, that quant_int4.cu does not take ---- */
 
 /* Of eight elements: word j holds those of the nibbles j and j + 4. */
 struct Int4Sums {
@@ -256,9 +243,7 @@ __device__ inline uint32_t int4_most(const Share<S> &s, const Int4Sums *sum, uin
     for (int j = 0; j < 4; j++)
       if (s.has(k)) high = __vmaxu2(high, sum[k].w[j]), low = __vminu2(low, sum[k].w[j]);
   uint32_t most = max(max(high & 0xffffu, high >> 16) - bias, bias - min(low & 0xffffu, low >> 16));
-#pragma unroll
-  for (int o = S::LANES / 2; o > 0; o /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, o));
-  return most;
+  return most_of_lanes<S::LANES>(most);
 }
 
 /* Eight codes, the last first, each pushed in from below. */
@@ -288,7 +273,7 @@ __device__ inline bool int4_share(const Share<S> &s, const QuantJob &job, const 
   bias *= 8;
   uint32_t most = int4_most(s, sum, bias);
   if (unit == 0 || most < INT4_LEAST) return false;
-  Int4Result result = int4_result(job.to_scale, unit, most);
+  Int4Result result = int4_result(job.to_scale, unit, static_cast<float>(most));
   if (s.lane == 0) scale_put(job.to_scale, p.to_scales, s.i, result.scale);
 #pragma unroll
   for (int k = 0; k < S::K; k++)
