@@ -343,6 +343,28 @@ static void feedback_forgets_what_is_not_a_number(void **state) {
   device_close(d);
 }
 
+/* -0 arrives as the -0 that it is, so nothing was lost; in blocks of vectors and of single numbers.
+ */
+static void feedback_keeps_the_sign_of_zero(void **state) {
+  (void)state;
+  Device *d = open_cpu(1);
+  for (int width = 64; width >= 10; width -= 54) {
+    WireFormat f = {WIRE_FP8, 64, DT_F32};
+    WireSpan s = {width, 0, width};
+    uint16_t error[64];
+    float x[64];
+    for (int i = 0; i < width; i++) x[i] = -0.0f, error[i] = 0x8000;
+    WireData a = wire_take(f, s, 1);
+    quantize_fed(d, f, s, x, (WireFeedback){tensor_1d(error, DT_BF16, width), 0.5f}, a);
+    for (int i = 0; i < width; i++) {
+      assert_int_equal(((uint8_t *)a.payload)[i], 0x80);
+      assert_int_equal(error[i], 0);
+    }
+    free(a.scales);
+  }
+  device_close(d);
+}
+
 /* ---- what blocks are worth ---- */
 
 /* Weights whose channels differ in size, as trained ones do: root mean square error of int8 with
@@ -388,6 +410,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(threads_change_no_bit),
     cmocka_unit_test(feedback_gives_back_what_was_lost),
     cmocka_unit_test(feedback_forgets_what_is_not_a_number),
+    cmocka_unit_test(feedback_keeps_the_sign_of_zero),
     cmocka_unit_test(blocks_beat_one_scale_per_tensor),
 };
 TEST_MAIN(tests)

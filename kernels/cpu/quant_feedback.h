@@ -90,11 +90,12 @@ ALWAYS Coded coded_integer(__m512 x, __m512 inverse, float most) {
   return (Coded){_mm512_castps_si512(t), _mm512_sub_ps(t, magic)};
 }
 
-/* As fp8_wide; what was added for rounding is taken off again. */
+/* As fp8_wide; what was added for rounding is taken off again, and zeros keep their sign. */
 ALWAYS Coded coded_fp8(__m512 x, __m512 inverse) {
   x = _mm512_mul_ps(x, inverse);
   __m512 power = power_with_bias(x), eighths = eighths_of(x, power);
   __m512 value = _mm512_mul_ps(_mm512_sub_ps(eighths, power), _mm512_set1_ps(0x1p20f));
+  value = _mm512_or_ps(value, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
   return (Coded){fp8_code(eighths), value};
 }
 
