@@ -1,11 +1,11 @@
 /* quant: numbers to and from the wire, all parts of a call in one launch of each kernel that they
- * need: of aligned blocks quant_int4 (sums back to int4) and quant_one (single spans) where all are
- * whole, quant_wide otherwise; quant_plain between formats without blocks, quant_any for everything
- * else. Bits are the CPU's; a NaN that was computed may be another NaN. */
+ * need: of aligned blocks quant_int4 (sums back to int4) and quant_one (one plain span) where all
+ * are whole, quant_wide otherwise; quant_plain between formats without blocks, quant_any for
+ * everything else. Bits are the CPU's; a NaN that was computed may be another NaN. */
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/quant_parts.h"
 
-enum QuantPath { PATH_INT4, PATH_ONE, PATH_WHOLE, PATH_WIDE, PATH_PLAIN, PATH_ANY, PATHS };
+enum QuantPath { PATH_INT4, PATH_ONE, PATH_USUAL, PATH_WIDE, PATH_PLAIN, PATH_ANY, PATHS };
 
 /* Parts that wait for their launch. */
 struct Pending {
@@ -18,7 +18,7 @@ static void launch(cudaStream_t stream, int path, Pending *q) {
   if (q->chunks > 0) {
     if (path == PATH_INT4) quant_int4_launch(stream, q->job, q->chunks);
     if (path == PATH_ONE) quant_one_launch(stream, q->job, q->chunks);
-    if (path == PATH_WHOLE) quant_wide_launch(stream, q->job, true, q->chunks);
+    if (path == PATH_USUAL) quant_wide_launch(stream, q->job, true, q->chunks);
     if (path == PATH_WIDE) quant_wide_launch(stream, q->job, false, q->chunks);
     if (path == PATH_PLAIN) quant_plain_launch(stream, q->job, q->chunks);
     if (path == PATH_ANY) quant_any_launch(stream, q->job, q->chunks);
@@ -32,14 +32,13 @@ static int path_of(const QuantJob &job, WireFormat from, WireFormat to, const Qu
   if (quant_int4_takes(job, p)) return PATH_INT4;
   if (quant_one_takes(job, p)) return PATH_ONE;
   if (!quant_wide_takes(job, p)) return PATH_ANY;
-  return quant_wide_is_whole(job, p) ? PATH_WHOLE : PATH_WIDE;
+  return quant_wide_is_usual(job, p) ? PATH_USUAL : PATH_WIDE;
 }
 
 static int64_t chunks_of(const QuantJob &job, int path, const QuantPart &p) {
   if (path == PATH_INT4) return quant_int4_chunks(job, p);
   if (path == PATH_ONE) return quant_one_chunks(job, p);
-  if (path == PATH_WHOLE) return quant_wide_chunks(job, true, p);
-  if (path == PATH_WIDE) return quant_wide_chunks(job, false, p);
+  if (path == PATH_USUAL || path == PATH_WIDE) return quant_wide_chunks(job, p);
   return path == PATH_PLAIN ? quant_plain_chunks(p) : quant_any_chunks(p);
 }
 

@@ -224,11 +224,11 @@ __device__ inline Eight eight_tamed(Eight e, WireKind kind, float scale) {
   return e;
 }
 
-/* The largest of LANES threads' numbers, to all of a warp. */
-template <int LANES>
-__device__ inline uint32_t most_of_lanes(uint32_t most) {
+/* The largest of neighbouring threads' numbers, to all of a warp. lanes: a power of two. */
+__device__ inline uint32_t most_of_lanes(uint32_t most, int lanes) {
 #pragma unroll
-  for (int o = LANES / 2; o > 0; o /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, o));
+  for (int o = 16; o > 0; o /= 2)
+    if (o < lanes) most = max(most, __shfl_xor_sync(0xffffffffu, most, o));
   return most;
 }
 

@@ -7,9 +7,15 @@
  * large, and the magnitude of a difference costs nothing. */
 #include "kernels/cuda/quant_int4.h"
 
-enum { TOGETHER = 4, WORDS = 4 }; /* sources read before the first is added; of a thread */
+enum { TOGETHER = 4, WORDS = 4, EACH = 32 }; /* sources read at a time; a thread's elements */
 constexpr uint32_t MAGIC_BITS = 0x4b400000u;
 constexpr uint32_t LOW = 0x0f0f0f0fu;
+
+/* A thread's part of a block; at: its first byte in a payload. */
+struct Share {
+  int64_t block, at;
+  int lane, lanes;
+};
 
 /* What a thread reads of some sources; zeros of those that there are not. */
 struct Sources {
@@ -26,19 +32,20 @@ __device__ inline void scales_load(T *scale, const QuantPart &p, int r, int64_t 
 }
 
 __device__ inline Sources sources_load(const QuantJob &job, const QuantPart &p, int r,
-                                       int64_t block, int64_t at) {
+                                       const Share &share) {
   Sources in = {};
 #pragma unroll
   for (int j = 0; j < TOGETHER; j++)
     if (r + j < p.n)
-      in.bytes[j] = *reinterpret_cast<const uint4 *>(p.from_payload + (r + j) * p.stride + at);
+      in.bytes[j] =
+          *reinterpret_cast<const uint4 *>(p.from_payload + (r + j) * p.stride + share.at);
   if (job.from_scale == DT_BF16) {
     uint16_t scale[TOGETHER];
-    scales_load(scale, p, r, block);
+    scales_load(scale, p, r, share.block);
 #pragma unroll
     for (int j = 0; j < TOGETHER; j++) in.scale[j] = float_of_bf16(scale[j]);
   } else {
-    scales_load(in.scale, p, r, block);
+    scales_load(in.scale, p, r, share.block);
   }
   return in;
 }
@@ -95,9 +102,8 @@ __device__ inline float distance(uint32_t sum, float bias) {
   return fabsf(__fsub_rn(__uint_as_float(sum), bias));
 }
 
-/* The largest magnitude of a block that LANES threads hold. */
-template <int LANES>
-__device__ inline float sums_most(const Sums &s, uint32_t bias) {
+/* The largest magnitude of a block. */
+__device__ inline float sums_most(const Sums &s, uint32_t bias, int lanes) {
   float low = 0, high = 0, ones = static_cast<float>(bias);
 #pragma unroll
   for (int k = 0; k < WORDS; k++)
@@ -106,10 +112,7 @@ __device__ inline float sums_most(const Sums &s, uint32_t bias) {
       low = fmaxf(low, distance(s.low[k][j], QUANT_MAGIC + ones));
       high = fmaxf(high, distance(s.high[k][j], QUANT_MAGIC + 16 * ones));
     }
-  float most = fmaxf(low, high * 0.0625f);
-#pragma unroll
-  for (int o = LANES / 2; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, o));
-  return most;
+  return __uint_as_float(most_of_lanes(__float_as_uint(fmaxf(low, high * 0.0625f)), lanes));
 }
 
 /* Codes of low nibbles come out at bit 24, those of high ones at bit 28 (int4_code_high has the
@@ -151,9 +154,9 @@ __device__ inline void floats_add(Eight *sum, const QuantJob &job, const QuantPa
 }
 
 /* All threads of a warp; what is not `mine` is done. */
-template <int LANES>
-__device__ inline void floats_block(const QuantJob &job, const QuantPart &p, int64_t block,
-                                    int64_t at, bool mine) {
+__device__ inline void floats_block(const QuantJob &job, const QuantPart &p, const Share &share,
+                                    bool mine) {
+  const int64_t block = share.block, at = share.at;
   Eight sum[WORDS] = {};
   float most = 0;
   uint32_t words[WORDS];
@@ -162,7 +165,7 @@ __device__ inline void floats_block(const QuantJob &job, const QuantPart &p, int
   for (int k = 0; k < WORDS; k++)
 #pragma unroll
     for (int i = 0; i < 8; i++) most = largest(most, sum[k].v[i]);
-  uint32_t bits = most_of_lanes<LANES>(__float_as_uint(most));
+  uint32_t bits = most_of_lanes(__float_as_uint(most), share.lanes);
   float scale = quant_scale(WIRE_INT4, job.to_scale, bits), inverse = quant_inverse(scale);
   if (!mine) return;
 #pragma unroll
@@ -170,28 +173,22 @@ __device__ inline void floats_block(const QuantJob &job, const QuantPart &p, int
     Eight e = bits >= QUANT_WILD ? eight_tamed(sum[k], WIRE_INT4, scale) : sum[k];
     words[k] = raw_encode<WIRE_INT4>(e, inverse).w[0];
   }
-  if (threadIdx.x % LANES == 0) scale_put(job.to_scale, p.to_scales, block, scale);
+  if (share.lane == 0) scale_put(job.to_scale, p.to_scales, block, scale);
   *reinterpret_cast<uint4 *>(p.to_payload + at) = {words[0], words[1], words[2], words[3]};
 }
 
 /* ---- kernel ---- */
 
-template <int BLOCK>
-struct Tile {
-  static constexpr int LANES = BLOCK / (8 * WORDS); /* threads of a block */
-  static constexpr int CHUNK = QUANT_THREADS / LANES;
-};
-
 /* Returns whether the block is done. MANY: of more than TOGETHER sources. */
-template <int LANES, bool MANY>
-__device__ inline bool integers_block(const QuantJob &job, const QuantPart &p, int64_t block,
-                                      int64_t at, bool mine) {
-  Sources in = sources_load(job, p, 0, block, at);
+template <bool MANY>
+__device__ inline bool integers_block(const QuantJob &job, const QuantPart &p, const Share &share,
+                                      bool mine) {
+  Sources in = sources_load(job, p, 0, share);
   Int4Scales scales = {};
 #pragma unroll
   for (int j = 0; j < TOGETHER; j++) int4_scale_add(scales, in.scale[j]);
   for (int r = TOGETHER; MANY && r < p.n; r++)
-    int4_scale_add(scales, scale_get(job.from_scale, p.from_scales + r * p.stride, block));
+    int4_scale_add(scales, scale_get(job.from_scale, p.from_scales + r * p.stride, share.block));
   float unit = int4_unit(scales);
   Sums s;
 #pragma unroll
@@ -200,9 +197,9 @@ __device__ inline bool integers_block(const QuantJob &job, const QuantPart &p, i
     for (int j = 0; j < 4; j++) s.low[k][j] = s.high[k][j] = MAGIC_BITS;
   uint32_t bias = sources_add(s, in, unit);
   for (int r = TOGETHER; MANY && r < p.n; r += TOGETHER)
-    bias += sources_add(s, sources_load(job, p, r, block, at), unit);
+    bias += sources_add(s, sources_load(job, p, r, share), unit);
   bias *= 8;
-  float most = sums_most<LANES>(s, bias);
+  float most = sums_most(s, bias, share.lanes);
   bool zero = int4_is_zero(scales);
   if (!mine) return true;
   if (!zero && (unit == 0 || most < INT4_LEAST)) return false;
@@ -212,59 +209,53 @@ __device__ inline bool integers_block(const QuantJob &job, const QuantPart &p, i
     result = int4_result(job.to_scale, unit, most);
     codes = sums_encode(s, bias, result.multiplier);
   }
-  if (threadIdx.x % LANES == 0) scale_put(job.to_scale, p.to_scales, block, result.scale);
-  *reinterpret_cast<uint4 *>(p.to_payload + at) = codes;
+  if (share.lane == 0) scale_put(job.to_scale, p.to_scales, share.block, result.scale);
+  *reinterpret_cast<uint4 *>(p.to_payload + share.at) = codes;
   return true;
 }
 
+/* BLOCK: the size of all, or 0: known when it runs. */
 template <int BLOCK, bool MANY>
 __global__ void __launch_bounds__(QUANT_THREADS, 4)
-    int4_kernel(const __grid_constant__ QuantJob job) {
-  using T = Tile<BLOCK>;
+    int4_kernel(const __grid_constant__ QuantJob job, int lane_bits) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  int64_t block = (blockIdx.x - p.first_chunk) * T::CHUNK + threadIdx.x / T::LANES;
-  bool mine = block < p.blocks;
-  if (!mine) block = p.blocks - 1;
-  int64_t at = block * (BLOCK / 2) + threadIdx.x % T::LANES * 16;
-  bool done = integers_block<T::LANES, MANY>(job, p, block, at, mine);
-  if (!__all_sync(0xffffffffu, done)) floats_block<T::LANES>(job, p, block, at, !done);
+  const int block = BLOCK ? BLOCK : job.block, lanes = block / EACH;
+  const int64_t chunk = blockIdx.x - p.first_chunk;
+  Share share;
+  share.lanes = lanes;
+  share.lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  share.block = chunk * (QUANT_THREADS >> lane_bits) + (threadIdx.x >> lane_bits);
+  bool mine = share.block < p.blocks;
+  if (!mine) share.block = p.blocks - 1; /* once more, for nothing */
+  share.at = share.block * (block / 2) + share.lane * (EACH / 2);
+  bool done = integers_block<MANY>(job, p, share, mine);
+  if (!__all_sync(0xffffffffu, done)) floats_block(job, p, share, !done);
 }
 
 /* ---- launch ---- */
 
-template <class F>
-static void by_block(int block, F f) {
-  switch (block) {
-    case 64:
-      return f(std::integral_constant<int, 64>());
-    case 128:
-      return f(std::integral_constant<int, 128>());
-    case 256:
-      return f(std::integral_constant<int, 256>());
-    case 512:
-      return f(std::integral_constant<int, 512>());
-    default:
-      return f(std::integral_constant<int, 1024>());
-  }
-}
-
 bool quant_int4_takes(const QuantJob &job, const QuantPart &p) {
-  return int4_takes(job, p) && quant_wide_takes(job, p) && quant_wide_is_whole(job, p) &&
+  return int4_takes(job, p) && quant_is_whole(job, p) &&
          quant_alignment(p.from_payload, p.stride) >= 16 && quant_alignment(p.to_payload, 0) >= 16;
 }
 
 int64_t quant_int4_chunks(const QuantJob &job, const QuantPart &p) {
-  int64_t chunks = 0;
-  by_block(job.block, [&](auto b) { chunks = cuda_ceil(p.blocks, Tile<b.value>::CHUNK); });
-  return chunks;
+  return cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, EACH));
+}
+
+template <int BLOCK>
+static void launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
+  bool many = false;
+  for (int i = 0; i < job.n; i++) many = many || job.part[i].n > TOGETHER;
+  auto *kernel = many ? int4_kernel<BLOCK, true> : int4_kernel<BLOCK, false>;
+  const int bits = quant_lane_bits(job.block, EACH);
+  kernel<<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
+  CUDA_LAUNCHED();
 }
 
 void quant_int4_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
-  bool many = false;
-  for (int i = 0; i < job.n; i++) many = many || job.part[i].n > TOGETHER;
-  by_block(job.block, [&](auto b) {
-    auto *kernel = many ? int4_kernel<b.value, true> : int4_kernel<b.value, false>;
-    kernel<<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
-  });
-  CUDA_LAUNCHED();
+  if (job.block == QUANT_USUAL_BLOCK)
+    launch<QUANT_USUAL_BLOCK>(stream, job, chunks);
+  else
+    launch<0>(stream, job, chunks);
 }

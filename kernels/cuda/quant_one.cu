@@ -2,33 +2,38 @@
  * a thread read stays as it was until it is needed, so that many threads fit beside each other. */
 #include "kernels/cuda/quant_codes.h"
 
-enum { EIGHTS = 4 }; /* of a thread */
-
-/* How threads share blocks. Between 16-bit numbers and codes a thread has two eights side by side,
- * read and written as one; float32 is 16 bytes of four anyway. */
+/* How threads share blocks of size B, or 0: known when it runs. Between 16-bit numbers and codes a
+ * thread has two eights side by side, read and written as one; float32 is 16 bytes of four anyway.
+ */
 template <WireKind F, WireKind T, int B>
 struct One {
   static constexpr WireKind FROM = F, TO = T;
-  static constexpr int BLOCK = B, LANES = B / (8 * EIGHTS), CHUNK = QUANT_THREADS / LANES;
-  static constexpr int GROUP = F == WIRE_F32 || T == WIRE_F32 ? 1 : 2;
-  static constexpr int RESIDENT = F == WIRE_F32 || T == WIRE_F32 ? 4 : 6;
+  static constexpr bool WORDS = F == WIRE_F32 || T == WIRE_F32;
+  static constexpr int BLOCK = B, EIGHTS = T == WIRE_BF16 ? 2 : 4, EACH = 8 * EIGHTS;
+  static constexpr int GROUP = WORDS ? 1 : 2;
+  static constexpr int RESIDENT = WORDS ? 4 : T == WIRE_BF16 ? 8 : 6;
 };
 
-__host__ __device__ constexpr int bytes_of(WireKind kind) { /* of an element; int4: of two */
-  return kind == WIRE_F32 ? 4 : kind == WIRE_BF16 ? 2 : 1;
-}
+/* A thread's part of a block. */
+template <class S>
+struct Share {
+  int64_t block;
+  int of_size, lane;
+  __device__ int size() const { return S::BLOCK ? S::BLOCK : of_size; }
+  __device__ int lanes() const { return size() / S::EACH; }
 
-/* Where eight k (the first of its group) lies, and how far its second half is behind. */
-template <WireKind KIND, class S>
-__device__ inline int64_t one_offset(int64_t block, int lane, int k) {
-  int first = 4 * (S::GROUP * lane + S::LANES * k);
-  int64_t start = block * (KIND == WIRE_INT4 ? S::BLOCK / 2 : S::BLOCK);
-  return (start + first) * bytes_of(KIND);
-}
-template <WireKind KIND, class S>
-__device__ constexpr int one_apart() {
-  return S::BLOCK / 2 * bytes_of(KIND);
-}
+  /* Where eight k (the first of its group) lies, and how far its second half is behind. */
+  template <WireKind KIND>
+  __device__ int64_t offset(int k) const {
+    constexpr int bytes = KIND == WIRE_F32 ? 4 : KIND == WIRE_BF16 ? 2 : 1;
+    const int64_t start = block * (KIND == WIRE_INT4 ? size() / 2 : size());
+    return (start + 4 * (S::GROUP * lane + lanes() * k)) * bytes;
+  }
+  template <WireKind KIND>
+  __device__ int apart() const {
+    return KIND == WIRE_F32 ? 2 * size() : KIND == WIRE_BF16 ? size() : size() / 2;
+  }
+};
 
 /* ---- a group ---- */
 
@@ -67,10 +72,10 @@ __device__ inline void group_store(char *p, int apart, const Raw<KIND> *r) {
 
 /* The bits of the largest |x|. As integers magnitudes sort like numbers, with NaN above all. */
 template <class S>
-__device__ inline uint32_t one_most(const Raw<S::FROM> *in) {
+__device__ inline uint32_t one_most(const Raw<S::FROM> *in, const Share<S> &share) {
   uint32_t most = 0;
 #pragma unroll
-  for (int k = 0; k < EIGHTS; k++) {
+  for (int k = 0; k < S::EIGHTS; k++) {
     if constexpr (S::FROM == WIRE_BF16) {
 #pragma unroll
       for (int j = 0; j < 4; j++) most = __vmaxu2(most, in[k].w[j] & 0x7fff7fffu);
@@ -81,35 +86,36 @@ __device__ inline uint32_t one_most(const Raw<S::FROM> *in) {
     }
   }
   if (S::FROM == WIRE_BF16) most = max(most & 0xffff0000u, most << 16);
-  return most_of_lanes<S::LANES>(most);
+  return most_of_lanes(most, share.lanes());
 }
 
 template <class S>
 __device__ inline void quantize_one(const Raw<S::FROM> *in, const QuantJob &job, const QuantPart &p,
-                                    int64_t block, int lane, bool mine) {
-  uint32_t most = one_most<S>(in);
+                                    const Share<S> &share, bool mine) {
+  uint32_t most = one_most(in, share);
   float scale = quant_scale(S::TO, job.to_scale, most), inverse = quant_inverse(scale);
   if (!mine) return;
-  if (lane == 0) scale_put(job.to_scale, p.to_scales, block, scale);
+  if (share.lane == 0) scale_put(job.to_scale, p.to_scales, share.block, scale);
 #pragma unroll
-  for (int k = 0; k < EIGHTS; k += S::GROUP) {
+  for (int k = 0; k < S::EIGHTS; k += S::GROUP) {
     Raw<S::TO> out[S::GROUP];
 #pragma unroll
     for (int g = 0; g < S::GROUP; g++) {
       Eight e = raw_decode<S::FROM>(in[k + g]);
       out[g] = raw_encode<S::TO>(most >= QUANT_WILD ? eight_tamed(e, S::TO, scale) : e, inverse);
     }
-    group_store<S::TO, S::GROUP>(p.to_payload + one_offset<S::TO, S>(block, lane, k),
-                                 one_apart<S::TO, S>(), out);
+    group_store<S::TO, S::GROUP>(p.to_payload + share.template offset<S::TO>(k),
+                                 share.template apart<S::TO>(), out);
   }
 }
 
 template <class S>
-__device__ inline void dequantize_one(const Raw<S::FROM> *in, float scale, const QuantPart &p,
-                                      int64_t block, int lane, bool mine) {
+__device__ inline void dequantize_one(const Raw<S::FROM> *in, const QuantJob &job,
+                                      const QuantPart &p, const Share<S> &share, bool mine) {
+  const float scale = scale_get(job.from_scale, p.from_scales, share.block);
   if (!mine) return;
 #pragma unroll
-  for (int k = 0; k < EIGHTS; k += S::GROUP) {
+  for (int k = 0; k < S::EIGHTS; k += S::GROUP) {
     Raw<S::TO> out[S::GROUP];
 #pragma unroll
     for (int g = 0; g < S::GROUP; g++) {
@@ -118,39 +124,41 @@ __device__ inline void dequantize_one(const Raw<S::FROM> *in, float scale, const
       for (int i = 0; i < 8; i++) e.v[i] = __fmul_rn(e.v[i], scale);
       out[g] = raw_encode<S::TO>(e, 1);
     }
-    group_store<S::TO, S::GROUP>(p.to_payload + one_offset<S::TO, S>(block, lane, k),
-                                 one_apart<S::TO, S>(), out);
+    group_store<S::TO, S::GROUP>(p.to_payload + share.template offset<S::TO>(k),
+                                 share.template apart<S::TO>(), out);
   }
 }
 
 template <class S>
 __global__ void __launch_bounds__(QUANT_THREADS, S::RESIDENT)
-    one_kernel(const __grid_constant__ QuantJob job) {
+    one_kernel(const __grid_constant__ QuantJob job, int lane_bits) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  int64_t block = (blockIdx.x - p.first_chunk) * S::CHUNK + threadIdx.x / S::LANES;
-  int lane = threadIdx.x % S::LANES;
-  bool mine = block < p.blocks;
-  if (!mine) block = p.blocks - 1; /* once more, for nothing */
-  Raw<S::FROM> in[EIGHTS];
+  const int64_t chunk = blockIdx.x - p.first_chunk;
+  Share<S> share;
+  share.of_size = job.block;
+  share.lane = static_cast<int>(threadIdx.x) & (share.lanes() - 1);
+  share.block = chunk * (QUANT_THREADS >> lane_bits) + (threadIdx.x >> lane_bits);
+  bool mine = share.block < p.blocks;
+  if (!mine) share.block = p.blocks - 1; /* once more, for nothing */
+  Raw<S::FROM> in[S::EIGHTS];
 #pragma unroll
-  for (int k = 0; k < EIGHTS; k += S::GROUP)
-    group_load<S::FROM, S::GROUP>(in + k, p.from_payload + one_offset<S::FROM, S>(block, lane, k),
-                                  one_apart<S::FROM, S>());
+  for (int k = 0; k < S::EIGHTS; k += S::GROUP)
+    group_load<S::FROM, S::GROUP>(in + k, p.from_payload + share.template offset<S::FROM>(k),
+                                  share.template apart<S::FROM>());
   if constexpr (has_blocks(S::TO))
-    quantize_one<S>(in, job, p, block, lane, mine);
+    quantize_one(in, job, p, share, mine);
   else
-    dequantize_one<S>(in, scale_get(job.from_scale, p.from_scales, block), p, block, lane, mine);
+    dequantize_one(in, job, p, share, mine);
 }
 
 /* ---- launch ---- */
 
 template <WireKind FROM, WireKind TO, class F>
 static void by_block(int block, F f) {
-  if (block == 64) f(One<FROM, TO, 64>());
-  if (block == 128) f(One<FROM, TO, 128>());
-  if (block == 256) f(One<FROM, TO, 256>());
-  if (block == 512) f(One<FROM, TO, 512>());
-  if (block == 1024) f(One<FROM, TO, 1024>());
+  if (block == QUANT_USUAL_BLOCK)
+    f(One<FROM, TO, QUANT_USUAL_BLOCK>());
+  else
+    f(One<FROM, TO, 0>());
 }
 template <WireKind PLAIN, class F>
 static void by_codes(const QuantJob &job, F f) {
@@ -174,7 +182,7 @@ static void by_job(const QuantJob &job, F f) {
 bool quant_one_takes(const QuantJob &job, const QuantPart &p) {
   bool plain = !has_blocks(job.from) || !has_blocks(job.to);
   if (!plain || job.add || p.n != 1 || p.error || !quant_wide_takes(job, p)) return false;
-  if (!quant_wide_is_whole(job, p)) return false;
+  if (!quant_is_whole(job, p)) return false;
   bool pairs = job.from != WIRE_F32 && job.to != WIRE_F32;
   int64_t from = job.from == WIRE_BF16 ? 16 : 8, to = job.to == WIRE_BF16 ? 16 : 8;
   return !pairs ||
@@ -183,13 +191,16 @@ bool quant_one_takes(const QuantJob &job, const QuantPart &p) {
 
 int64_t quant_one_chunks(const QuantJob &job, const QuantPart &p) {
   int64_t chunks = 0;
-  by_job(job, [&](auto s) { chunks = cuda_ceil(p.blocks, s.CHUNK); });
+  by_job(job, [&](auto s) {
+    chunks = cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, s.EACH));
+  });
   return chunks;
 }
 
 void quant_one_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
   by_job(job, [&](auto s) {
-    one_kernel<decltype(s)><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
+    const int bits = quant_lane_bits(job.block, s.EACH);
+    one_kernel<decltype(s)><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
   });
   CUDA_LAUNCHED();
 }

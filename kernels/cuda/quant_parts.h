@@ -34,23 +34,38 @@ struct QuantJob {
   QuantPart part[QUANT_PARTS];
 };
 
+/* Most blocks have this size, so that kernels for it are worth compiling; others find it out. */
+enum { QUANT_USUAL_BLOCK = 256 };
+
 /* The launches of a job whose parts have first_chunk, with `chunks` in all. */
-bool quant_wide_takes(const QuantJob &job, const QuantPart &p); /* aligned, in whole groups of 8 */
-bool quant_wide_is_whole(const QuantJob &job, const QuantPart &p); /* a job of its own */
-int64_t quant_wide_chunks(const QuantJob &job, bool whole, const QuantPart &p);
-void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks);
-bool quant_one_takes(const QuantJob &job,
-                     const QuantPart &p); /* to or from a plain format, whole */
-int64_t quant_one_chunks(const QuantJob &job, const QuantPart &p);
-void quant_one_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 bool quant_int4_takes(const QuantJob &job,
-                      const QuantPart &p); /* sums in integers, whole, aligned */
+                      const QuantPart &p); /* sums back to int4, whole blocks */
 int64_t quant_int4_chunks(const QuantJob &job, const QuantPart &p);
 void quant_int4_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+bool quant_one_takes(const QuantJob &job, const QuantPart &p); /* one plain span, whole blocks */
+int64_t quant_one_chunks(const QuantJob &job, const QuantPart &p);
+void quant_one_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+bool quant_wide_takes(const QuantJob &job, const QuantPart &p); /* aligned, in whole groups of 8 */
+bool quant_wide_is_usual(const QuantJob &job, const QuantPart &p); /* a job of its own */
+int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p);
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool usual, int64_t chunks);
 int64_t quant_plain_chunks(const QuantPart &p); /* both formats without blocks */
 void quant_plain_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 int64_t quant_any_chunks(const QuantPart &p);
 void quant_any_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+
+/* Whether all blocks are whole, and as large as a power of two from 64 to 1024. */
+static inline bool quant_is_whole(const QuantJob &job, const QuantPart &p) {
+  return p.width % job.block == 0 && (job.block & (job.block - 1)) == 0 && job.block >= 64 &&
+         job.block <= 1024;
+}
+
+/* A block is cut among threads of `each` elements, as many as a power of two: its exponent. */
+static inline int quant_lane_bits(int block, int each) {
+  int bits = 0;
+  while (each << bits < block) bits++;
+  return bits;
+}
 
 /* The smallest alignment of a part's payloads, at most 16. */
 static inline int64_t quant_alignment(const void *p, int64_t stride) {

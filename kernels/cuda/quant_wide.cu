@@ -1,41 +1,33 @@
 /* quant_wide: blocks of up to 1024 in registers: every number is read once and written once.
  *
- * LANES threads hold a block, K groups of eight each; blocks and rows are whole numbers of eights
+ * Some threads hold a block, four groups of eight each; blocks and rows are whole numbers of eights
  * and lie where four elements are read at once. What is done once for a block costs as much as
- * dozens of elements, so few threads share one. Where all blocks are whole (rows that blocks
- * divide), their size is a constant, and so are all distances. Several sources are read at a time
- * and added in order. */
+ * dozens of elements, so few threads share one. Where all blocks are whole and of the usual size,
+ * all distances are constants. Several sources are read at a time and added in order. */
 #include "kernels/cuda/quant_int4.h"
 
-/* How threads share a block of up to BLOCK. */
-template <int B, bool W>
-struct Shape {
-  static constexpr int BLOCK = B;
-  static constexpr bool WHOLE = W;
-  static constexpr int K = B <= 128 ? 2 : 4;
-  static constexpr int LANES = B / (8 * K);
-  static constexpr int CHUNK = QUANT_THREADS / LANES; /* blocks */
-};
+enum { GROUPS = 4 }; /* of eight elements, of a thread */
 
-/* One thread's share of one block. */
-template <class S>
+/* One thread's share of one block. BLOCK: the size of all, or 0: known when it runs. */
+template <int BLOCK>
 struct Share {
   QuantPlace b;
   int64_t i; /* the block's number */
-  int lane;
-  Eight e[S::K];
+  int lane, of_lanes;
+  Eight e[GROUPS];
 
-  __device__ int size() const { return S::WHOLE ? S::BLOCK : b.n; }
-  __device__ int first(int k) const { return 4 * (lane + S::LANES * k); }
-  __device__ bool has(int k) const { return S::WHOLE || 2 * first(k) < b.n; } /* if any */
+  __device__ int lanes() const { return BLOCK ? BLOCK / (8 * GROUPS) : of_lanes; }
+  __device__ int size() const { return BLOCK ? BLOCK : b.n; }
+  __device__ int first(int k) const { return 4 * (lane + lanes() * k); }
+  __device__ bool has(int k) const { return BLOCK || 2 * first(k) < b.n; } /* if any */
 
   /* Where group k lies in a payload, and how far its second half is behind the first. */
   template <WireKind KIND>
   __device__ int64_t offset(int k) const {
     int64_t start = KIND == WIRE_INT4 ? b.half_bytes : b.at;
-    int64_t lanes = start + 4 * lane, step = 4 * S::LANES * k;
+    int64_t at = start + 4 * lane, step = 4 * lanes() * k;
     constexpr int bytes = KIND == WIRE_F32 ? 4 : KIND == WIRE_BF16 ? 2 : 1;
-    return lanes * bytes + step * bytes;
+    return at * bytes + step * bytes;
   }
   template <WireKind KIND>
   __device__ int apart() const {
@@ -43,47 +35,44 @@ struct Share {
   }
 };
 
-template <WireKind FROM, class S>
-__device__ constexpr int together() { /* sources, so that what is read fits in registers */
-  constexpr int blocks = S::K == 4 ? 2 : 4;
-  return FROM == WIRE_F32 ? 1 : FROM == WIRE_BF16 ? blocks / 2 : blocks;
-}
+/* Sources, so that what is read fits in registers. */
+__device__ constexpr int together(WireKind from) { return has_blocks(from) ? 2 : 1; }
 
 /* ---- sources ---- */
 
-template <WireKind KIND, class S>
-__device__ inline void start_with(Share<S> &s, const char *payload) {
+template <WireKind KIND, int BLOCK>
+__device__ inline void start_with(Share<BLOCK> &s, const char *payload) {
   if (s.b.n == 0) return;
 #pragma unroll
-  for (int k = 0; k < S::K; k++)
+  for (int k = 0; k < GROUPS; k++)
     if (s.has(k))
       s.e[k] = raw_decode<KIND>(
           raw_load<KIND>(payload + s.template offset<KIND>(k), s.template apart<KIND>()));
 }
 
-template <WireKind FROM, class S>
+template <WireKind FROM>
 struct Source {
-  Raw<FROM> raw[S::K];
+  Raw<FROM> raw[GROUPS];
   float scale;
 };
 
-template <WireKind FROM, class S>
-__device__ inline void source_load(Source<FROM, S> &in, const Share<S> &s, const QuantJob &job,
+template <WireKind FROM, int BLOCK>
+__device__ inline void source_load(Source<FROM> &in, const Share<BLOCK> &s, const QuantJob &job,
                                    const QuantPart &p, int r) {
   const char *payload = p.from_payload + r * p.stride;
   if (s.b.n == 0) return;
   if (has_blocks(FROM)) in.scale = scale_get(job.from_scale, p.from_scales + r * p.stride, s.i);
 #pragma unroll
-  for (int k = 0; k < S::K; k++)
+  for (int k = 0; k < GROUPS; k++)
     if (s.has(k))
       in.raw[k] = raw_load<FROM>(payload + s.template offset<FROM>(k), s.template apart<FROM>());
 }
 
 /* FIRST: there is no sum yet. */
-template <bool FIRST, WireKind FROM, class S>
-__device__ inline void source_add(const Source<FROM, S> &in, Share<S> &s) {
+template <bool FIRST, WireKind FROM, int BLOCK>
+__device__ inline void source_add(const Source<FROM> &in, Share<BLOCK> &s) {
 #pragma unroll
-  for (int k = 0; k < S::K; k++) {
+  for (int k = 0; k < GROUPS; k++) {
     Eight e = raw_decode<FROM>(in.raw[k]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -97,9 +86,10 @@ __device__ inline void source_add(const Source<FROM, S> &in, Share<S> &s) {
 }
 
 /* N sources from r on, all read before the first is added. */
-template <WireKind FROM, int N, bool FIRST, class S>
-__device__ inline void sources_add(Share<S> &s, const QuantJob &job, const QuantPart &p, int r) {
-  Source<FROM, S> in[N];
+template <WireKind FROM, int N, bool FIRST, int BLOCK>
+__device__ inline void sources_add(Share<BLOCK> &s, const QuantJob &job, const QuantPart &p,
+                                   int r) {
+  Source<FROM> in[N];
 #pragma unroll
   for (int j = 0; j < N; j++) source_load(in[j], s, job, p, r + j);
   source_add<FIRST>(in[0], s);
@@ -110,24 +100,24 @@ __device__ inline void sources_add(Share<S> &s, const QuantJob &job, const Quant
 /* ---- the sink ---- */
 
 /* The largest |x| of a block that LANES threads hold, as bits. */
-template <class S>
-__device__ inline uint32_t share_most(const Share<S> &s) {
+template <int BLOCK>
+__device__ inline uint32_t share_most(const Share<BLOCK> &s) {
   float most = 0;
 #pragma unroll
-  for (int k = 0; k < S::K; k++)
+  for (int k = 0; k < GROUPS; k++)
 #pragma unroll
     for (int i = 0; i < 8; i++)
       if (s.has(k)) most = largest(most, s.e[k].v[i]);
-  return most_of_lanes<S::LANES>(__float_as_uint(most));
+  return most_of_lanes(__float_as_uint(most), s.lanes());
 }
 
 /* Errors are read before and written behind what is sent. */
-template <class S>
-__device__ inline void errors_add(Share<S> &s, const QuantPart &p, Raw<WIRE_BF16> *old) {
+template <int BLOCK>
+__device__ inline void errors_add(Share<BLOCK> &s, const QuantPart &p, Raw<WIRE_BF16> *old) {
   const char *error = reinterpret_cast<const char *>(p.error);
   if (s.b.n == 0) return;
 #pragma unroll
-  for (int k = 0; k < S::K; k++) {
+  for (int k = 0; k < GROUPS; k++) {
     if (!s.has(k)) continue;
     old[k] =
         raw_load<WIRE_BF16>(error + s.template offset<WIRE_BF16>(k), s.template apart<WIRE_BF16>());
@@ -137,8 +127,8 @@ __device__ inline void errors_add(Share<S> &s, const QuantPart &p, Raw<WIRE_BF16
   }
 }
 
-template <WireKind TO, class S>
-__device__ inline void error_store(const Share<S> &s, const QuantPart &p, int k,
+template <WireKind TO, int BLOCK>
+__device__ inline void error_store(const Share<BLOCK> &s, const QuantPart &p, int k,
                                    const Raw<TO> &codes, float scale, const Raw<WIRE_BF16> &old) {
   Eight got = raw_decode<TO>(codes), error = raw_decode<WIRE_BF16>(old);
 #pragma unroll
@@ -150,12 +140,13 @@ __device__ inline void error_store(const Share<S> &s, const QuantPart &p, int k,
                        s.template apart<WIRE_BF16>(), raw_encode<WIRE_BF16>(error, 1));
 }
 
-template <WireKind TO, bool FED, class S>
-__device__ inline void share_store(Share<S> &s, const QuantJob &job, const QuantPart &p) {
+template <WireKind TO, int BLOCK>
+__device__ inline void share_store(Share<BLOCK> &s, const QuantJob &job, const QuantPart &p) {
   float scale = 1, inverse = 1;
   bool wild = false;
-  Raw<WIRE_BF16> old[S::K];
-  if constexpr (FED) errors_add(s, p, old);
+  const bool fed = p.error != nullptr;
+  Raw<WIRE_BF16> old[GROUPS];
+  if (fed) errors_add(s, p, old);
   if constexpr (has_blocks(TO)) {
     uint32_t most = share_most(s);
     scale = quant_scale(TO, job.to_scale, most);
@@ -165,33 +156,28 @@ __device__ inline void share_store(Share<S> &s, const QuantJob &job, const Quant
   }
   if (s.b.n == 0) return;
 #pragma unroll
-  for (int k = 0; k < S::K; k++) {
+  for (int k = 0; k < GROUPS; k++) {
     if (!s.has(k)) continue;
     Raw<TO> codes = raw_encode<TO>(wild ? eight_tamed(s.e[k], TO, scale) : s.e[k], inverse);
     raw_store<TO>(p.to_payload + s.template offset<TO>(k), s.template apart<TO>(), codes);
-    if constexpr (FED) error_store<TO>(s, p, k, codes, scale, old[k]);
+    if (fed) error_store<TO>(s, p, k, codes, scale, old[k]);
   }
 }
 
-/* Calls f with the kind of the sink as a constant. */
+/* Calls f with the kind of the sink as a constant. Plain formats go to blocks here. */
 template <WireKind KIND>
 struct Kind {
   static constexpr WireKind value = KIND;
 };
-template <class F>
+template <WireKind FROM, class F>
 __device__ inline void by_kind(WireKind kind, F f) {
-  switch (kind) {
-    case WIRE_F32:
-      return f(Kind<WIRE_F32>());
-    case WIRE_BF16:
-      return f(Kind<WIRE_BF16>());
-    case WIRE_INT8:
-      return f(Kind<WIRE_INT8>());
-    case WIRE_INT4:
-      return f(Kind<WIRE_INT4>());
-    case WIRE_FP8:
-      return f(Kind<WIRE_FP8>());
+  if constexpr (has_blocks(FROM)) {
+    if (kind == WIRE_F32) f(Kind<WIRE_F32>());
+    if (kind == WIRE_BF16) f(Kind<WIRE_BF16>());
   }
+  if (kind == WIRE_INT8) f(Kind<WIRE_INT8>());
+  if (kind == WIRE_INT4) f(Kind<WIRE_INT4>());
+  if (kind == WIRE_FP8) f(Kind<WIRE_FP8>());
 }
 
 /* ---- sums of int4 in integers, that quant_int4.cu does not take ---- */
@@ -211,10 +197,10 @@ __device__ inline void int4_add(Int4Sums &sum, uint32_t codes, uint32_t weight) 
 }
 
 /* N sources from r on; returns their weights' sum. */
-template <int N, bool FIRST, class S>
-__device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<S> &s, const QuantJob &job,
+template <int N, bool FIRST, int BLOCK>
+__device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<BLOCK> &s, const QuantJob &job,
                                         const QuantPart &p, int r, float unit) {
-  Source<WIRE_INT4, S> in[N];
+  Source<WIRE_INT4> in[N];
   uint32_t all = 0;
 #pragma unroll
   for (int j = 0; j < N; j++) source_load(in[j], s, job, p, r + j);
@@ -223,7 +209,7 @@ __device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<S> &s, const 
     uint32_t weight = int4_weight(in[j].scale, unit);
     all += weight;
 #pragma unroll
-    for (int k = 0; k < S::K; k++) {
+    for (int k = 0; k < GROUPS; k++) {
       if (FIRST && j == 0)
         int4_add<true>(sum[k], in[j].raw[k].w[0], weight);
       else
@@ -234,16 +220,16 @@ __device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<S> &s, const 
 }
 
 /* The largest sum of a block that LANES threads hold. */
-template <class S>
-__device__ inline uint32_t int4_most(const Share<S> &s, const Int4Sums *sum, uint32_t bias) {
+template <int BLOCK>
+__device__ inline uint32_t int4_most(const Share<BLOCK> &s, const Int4Sums *sum, uint32_t bias) {
   uint32_t high = bias | bias << 16, low = high;
 #pragma unroll
-  for (int k = 0; k < S::K; k++)
+  for (int k = 0; k < GROUPS; k++)
 #pragma unroll
     for (int j = 0; j < 4; j++)
       if (s.has(k)) high = __vmaxu2(high, sum[k].w[j]), low = __vminu2(low, sum[k].w[j]);
   uint32_t most = max(max(high & 0xffffu, high >> 16) - bias, bias - min(low & 0xffffu, low >> 16));
-  return most_of_lanes<S::LANES>(most);
+  return most_of_lanes(most, s.lanes());
 }
 
 /* Eight codes, the last first, each pushed in from below. */
@@ -259,10 +245,10 @@ __device__ inline Raw<WIRE_INT4> int4_encode(const Int4Sums &sum, uint32_t bias,
 }
 
 /* Returns whether the block is done; sums in floats are for those that are not. */
-template <class S>
-__device__ inline bool int4_share(const Share<S> &s, const QuantJob &job, const QuantPart &p) {
+template <int BLOCK>
+__device__ inline bool int4_share(const Share<BLOCK> &s, const QuantJob &job, const QuantPart &p) {
   float unit = s.b.n > 0 ? int4_unit(job, p, s.i) : 0;
-  Int4Sums sum[S::K];
+  Int4Sums sum[GROUPS];
   uint32_t bias;
   int r = 0;
   if (p.n >= 4)
@@ -276,7 +262,7 @@ __device__ inline bool int4_share(const Share<S> &s, const QuantJob &job, const 
   Int4Result result = int4_result(job.to_scale, unit, static_cast<float>(most));
   if (s.lane == 0) scale_put(job.to_scale, p.to_scales, s.i, result.scale);
 #pragma unroll
-  for (int k = 0; k < S::K; k++)
+  for (int k = 0; k < GROUPS; k++)
     if (s.has(k))
       raw_store<WIRE_INT4>(p.to_payload + s.template offset<WIRE_INT4>(k), 0,
                            int4_encode(sum[k], bias, result.multiplier));
@@ -285,25 +271,13 @@ __device__ inline bool int4_share(const Share<S> &s, const QuantJob &job, const 
 
 /* ---- kernel ---- */
 
-template <WireKind FROM, class S>
-__global__ void __launch_bounds__(QUANT_THREADS, 3)
-    wide_kernel(const __grid_constant__ QuantJob job) {
-  const QuantPart &p = quant_part_of(job, blockIdx.x);
-  Share<S> s = {};
-  s.i = (blockIdx.x - p.first_chunk) * S::CHUNK + threadIdx.x / S::LANES;
-  s.b = quant_place(p, S::WHOLE ? S::BLOCK : job.block, S::WHOLE, s.i);
-  s.lane = threadIdx.x % S::LANES;
-  constexpr int N = together<FROM, S>();
+template <WireKind FROM, int BLOCK>
+__device__ inline void sum_sources(Share<BLOCK> &s, const QuantJob &job, const QuantPart &p) {
+  constexpr int N = together(FROM);
   int r = 0;
-  if constexpr (FROM == WIRE_INT4) {
-    if (int4_takes(job, p)) {
-      if (int4_share(s, job, p)) s.b.n = 0; /* nothing is left of it */
-      if (__all_sync(0xffffffffu, s.b.n == 0)) return;
-    }
-  }
-  if (job.add && job.to == WIRE_F32) {
+  if (has_blocks(FROM) && job.add && job.to == WIRE_F32) {
     start_with<WIRE_F32>(s, p.to_payload);
-  } else if (job.add) {
+  } else if (has_blocks(FROM) && job.add) {
     start_with<WIRE_BF16>(s, p.to_payload);
   } else if (p.n >= N) {
     sources_add<FROM, N, true>(s, job, p, r);
@@ -313,13 +287,26 @@ __global__ void __launch_bounds__(QUANT_THREADS, 3)
     r = 1;
   }
   for (; r + N <= p.n; r += N) sources_add<FROM, N, false>(s, job, p, r);
-  for (; r < p.n; r++) sources_add<FROM, 1, false>(s, job, p, r);
-  by_kind(job.to, [&](auto kind) {
-    if (p.error)
-      share_store<kind.value, true>(s, job, p);
-    else
-      share_store<kind.value, false>(s, job, p);
-  });
+  for (; N > 1 && r < p.n; r++) sources_add<FROM, 1, false>(s, job, p, r);
+}
+
+template <WireKind FROM, int BLOCK>
+__global__ void __launch_bounds__(QUANT_THREADS, 3)
+    wide_kernel(const __grid_constant__ QuantJob job, int lane_bits) {
+  const QuantPart &p = quant_part_of(job, blockIdx.x);
+  Share<BLOCK> s = {};
+  s.of_lanes = 1 << lane_bits;
+  s.i = (blockIdx.x - p.first_chunk) * (QUANT_THREADS >> lane_bits) + (threadIdx.x >> lane_bits);
+  s.b = quant_place(p, BLOCK ? BLOCK : job.block, BLOCK > 0, s.i);
+  s.lane = static_cast<int>(threadIdx.x) & (s.lanes() - 1);
+  if constexpr (FROM == WIRE_INT4 && BLOCK == 0) {
+    if (int4_takes(job, p)) {
+      if (int4_share(s, job, p)) s.b.n = 0; /* nothing is left of it */
+      if (__all_sync(0xffffffffu, s.b.n == 0)) return;
+    }
+  }
+  sum_sources<FROM>(s, job, p);
+  by_kind<FROM>(job.to, [&](auto kind) { share_store<kind.value>(s, job, p); });
 }
 
 /* ---- launch ---- */
@@ -331,55 +318,37 @@ bool quant_wide_takes(const QuantJob &job, const QuantPart &p) {
          quant_alignment(p.to_payload, 0) >= bytes[job.to] && quant_alignment(p.error, 0) >= 8;
 }
 
-bool quant_wide_is_whole(const QuantJob &job, const QuantPart &p) {
-  return p.width % job.block == 0 && (job.block & (job.block - 1)) == 0 && job.block >= 64;
+bool quant_wide_is_usual(const QuantJob &job, const QuantPart &p) {
+  return has_blocks(job.from) && job.block == QUANT_USUAL_BLOCK && p.width % job.block == 0 &&
+         !int4_takes(job, p);
 }
 
-/* Calls f with the shape for a job, whose parts are all whole or all not. */
-template <class F>
-static void by_shape(const QuantJob &job, bool whole, F f) {
-  if (whole && job.block == 64)
-    f(Shape<64, true>());
-  else if (whole && job.block == 128)
-    f(Shape<128, true>());
-  else if (whole && job.block == 256)
-    f(Shape<256, true>());
-  else if (whole && job.block == 512)
-    f(Shape<512, true>());
-  else if (whole)
-    f(Shape<1024, true>());
-  else if (job.block <= 256)
-    f(Shape<256, false>());
-  else
-    f(Shape<1024, false>());
+int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p) {
+  return cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, 8 * GROUPS));
 }
 
-int64_t quant_wide_chunks(const QuantJob &job, bool whole, const QuantPart &p) {
-  int64_t chunks = 0;
-  by_shape(job, whole, [&](auto s) { chunks = cuda_ceil(p.blocks, s.CHUNK); });
-  return chunks;
-}
-
-template <WireKind FROM>
-static void launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks) {
-  by_shape(job, whole, [&](auto s) {
-    wide_kernel<FROM, decltype(s)>
-        <<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job);
-  });
+template <WireKind FROM, int BLOCK>
+static void launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
+  const int bits = quant_lane_bits(job.block, 8 * GROUPS);
+  wide_kernel<FROM, BLOCK><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
   CUDA_LAUNCHED();
 }
 
-void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool whole, int64_t chunks) {
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool usual, int64_t chunks) {
+  constexpr int USUAL = QUANT_USUAL_BLOCK;
   switch (job.from) {
     case WIRE_F32:
-      return launch<WIRE_F32>(stream, job, whole, chunks);
+      return launch<WIRE_F32, 0>(stream, job, chunks);
     case WIRE_BF16:
-      return launch<WIRE_BF16>(stream, job, whole, chunks);
+      return launch<WIRE_BF16, 0>(stream, job, chunks);
     case WIRE_INT8:
-      return launch<WIRE_INT8>(stream, job, whole, chunks);
+      return usual ? launch<WIRE_INT8, USUAL>(stream, job, chunks)
+                   : launch<WIRE_INT8, 0>(stream, job, chunks);
     case WIRE_INT4:
-      return launch<WIRE_INT4>(stream, job, whole, chunks);
+      return usual ? launch<WIRE_INT4, USUAL>(stream, job, chunks)
+                   : launch<WIRE_INT4, 0>(stream, job, chunks);
     case WIRE_FP8:
-      return launch<WIRE_FP8>(stream, job, whole, chunks);
+      return usual ? launch<WIRE_FP8, USUAL>(stream, job, chunks)
+                   : launch<WIRE_FP8, 0>(stream, job, chunks);
   }
 }
