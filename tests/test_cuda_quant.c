@@ -348,6 +348,12 @@ static void run_quantize(void *p) {
   Speed *s = p;
   s->ops->quantize(s->d, s->f, 1, &s->part);
 }
+static void run_quantize_fed(void *p) {
+  Speed *s = p;
+  WirePart part = s->part;
+  part.e = (WireFeedback){tensor_1d(s->error, DT_BF16, LARGE), 0.8f};
+  s->ops->quantize(s->d, s->f, 1, &part);
+}
 static void run_dequantize(void *p) {
   Speed *s = p;
   WirePart part = s->part;
@@ -390,9 +396,7 @@ static void time_format(Speed *s, DType type, double copy) {
   s->part.from = (WireData){from, from + scales, 4, stride};
   s->part.to = (WireData){to, to + scales, 1, 0};
   time_op(s, "quantize", run_quantize, x + wire, copy);
-  s->part.e = (WireFeedback){tensor_1d(s->error, DT_BF16, LARGE), 0.8f};
-  time_op(s, "quantize with errors", run_quantize, x + wire + 4.0 * LARGE, copy);
-  s->part.e = (WireFeedback){{0}};
+  time_op(s, "quantize with errors", run_quantize_fed, x + wire + 4.0 * LARGE, copy);
   time_op(s, "requantize 4", run_requantize, 5 * wire, copy);
   s->part.x = tensor_1d(to + (stride + 255) / 256 * 256, type, LARGE);
   time_op(s, "dequantize", run_dequantize, x + wire, copy);
