@@ -20,8 +20,17 @@ static inline __m256i delta_bf16(__m512 x) {
 }
 
 static inline __m512i delta_bits_of_floats(const float *x) {
-  __m512i low = _mm512_castsi256_si512(delta_bf16(_mm512_loadu_ps(x)));
-  return _mm512_inserti64x4(low, delta_bf16(_mm512_loadu_ps(x + 16)), 1);
+  __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
+#ifdef __AVX512BF16__
+  /* One instruction, but to it denormals are zeros. */
+  enum { DENORMAL = 0x20 };
+  __mmask16 some = _mm512_fpclass_ps_mask(first, DENORMAL);
+  __mmask16 more = _mm512_fpclass_ps_mask(second, DENORMAL);
+  if (__builtin_expect(_kortestz_mask16_u8(some, more), 1))
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+#endif
+  __m512i low = _mm512_castsi256_si512(delta_bf16(first));
+  return _mm512_inserti64x4(low, delta_bf16(second), 1);
 }
 
 static inline void ask_ahead(const float *x) {
