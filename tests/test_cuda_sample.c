@@ -210,6 +210,39 @@ static void extremes(void **state) {
   twin_done();
 }
 
+/* Two ids weigh most, and alike, in places more than 1 by rounding. */
+static void ties_at_the_top(void **state) {
+  (void)state;
+  enum { B = 500, V = 40 };
+  twins();
+  float *logits = mem_alloc((size_t)B * V, sizeof *logits), *u = mem_alloc(B, sizeof *u);
+  int32_t *none = mem_zalloc(B, sizeof *none);
+  for (int b = 0; b < B; b++) {
+    u[b] = 0.99F;
+    for (int j = 0; j < V; j++) logits[b * V + j] = 0.173F * (float)b - 1 - (float)j;
+    logits[b * V + 3] = logits[b * V + 20] = 0.173F * (float)b;
+  }
+  const SampleParams ties[] = {
+      {0.7F, 1, 1, false, 0, 1}, {0.7F, 0, 0.01F, false, 0, 1}, {0.7F, 1, 0.5F, false, 0, 1}};
+  for (int i = 0; i < 3; i++) {
+    Draw x = {.p = ties[i], .banned = twin_absent()};
+    x.logits = twin_floats(DT_F32, logits, 2, (int64_t)B, (int64_t)V);
+    x.u = twin_floats(DT_F32, u, 1, (int64_t)B);
+    x.token = twin_ints(none, B);
+    x.logprob = twin_unwritten(DT_F32, 1, (int64_t)B);
+    x.kept = make_kept(B, V);
+    compare("ties at the top", &x);
+    const int32_t *token = tensor_i32(x.token.cpu);
+    int wrong = 0;
+    for (int b = 0; b < B; b++) wrong += token[b] != 3;
+    twin_check("the first of two that weigh most", wrong == 0);
+  }
+  free(logits);
+  free(u);
+  free(none);
+  twin_done();
+}
+
 /* Equal weights: u picks the id at its share of the vocabulary, wherever it lies. */
 static void u_picks_the_place(void **state) {
   (void)state;
@@ -367,6 +400,7 @@ static void rates(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(agrees),
     cmocka_unit_test(extremes),
+    cmocka_unit_test(ties_at_the_top),
     cmocka_unit_test(u_picks_the_place),
     cmocka_unit_test(kept_of_a_step),
     cmocka_unit_test(only_what_is_kept),

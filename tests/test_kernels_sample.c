@@ -245,6 +245,31 @@ static void ties_at_the_edge(void **state) {
   device_close(d);
 }
 
+/* Two ids weigh most, and alike: one of them is kept, though rounding makes them weigh more than 1
+ * in places. */
+static void ties_at_the_top(void **state) {
+  (void)state;
+  enum { V = 40, FIRST = 3, SECOND = 20 };
+  Device *d = open_cpu(1);
+  const SampleParams params[] = {
+      {0.7F, 1, 1, false, 0, 1}, {0.7F, 0, 0.01F, false, 0, 1}, {0.7F, 1, 0.5F, false, 0, 1}};
+  uint8_t bits[5];
+  for (int i = 0; i < 3; i++)
+    for (int k = 0; k < 500; k++) {
+      float x[V], u = 0.99F, lp;
+      int32_t token;
+      for (int j = 0; j < V; j++) x[j] = 0.173F * (float)k - 1 - (float)j;
+      x[FIRST] = x[SECOND] = 0.173F * (float)k;
+      KeptTokens kept = {.bits_TBW = tensor_3d(bits, DT_U8, 1, 1, 5)};
+      device_ops(d)->sample(d, f32_2d(x, 1, V), params[i], f32_1d(&u, 1), absent(), none_seen(),
+                            kept, i32_1d(&token, 1), f32_1d(&lp, 1));
+      assert_int_equal(token, FIRST);
+      assert_true(fabsf(lp) < 1e-5F);
+      for (int b = 0; b < 5; b++) assert_int_equal(bits[b], b == FIRST / 8 ? 1 << FIRST % 8 : 0);
+    }
+  device_close(d);
+}
+
 static void greedy(void **state) {
   (void)state;
   Device *d = open_cpu(1);
@@ -303,6 +328,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(large_vocabulary),
     cmocka_unit_test(u_picks_the_place),
     cmocka_unit_test(ties_at_the_edge),
+    cmocka_unit_test(ties_at_the_top),
     cmocka_unit_test(greedy),
     cmocka_unit_test(extremes),
 };

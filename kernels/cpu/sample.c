@@ -14,8 +14,9 @@ typedef struct Row {
   const float *logits;
   const uint8_t *banned; /* may be NULL */
   float inv_temp;
-  float max;     /* of the scaled logits that are not banned */
-  float *weight; /* [v] exp(scaled logit - max); 0 where banned */
+  float max;      /* of the scaled logits that are not banned */
+  float heaviest; /* weight: of the id with that logit, 1 but for rounding */
+  float *weight;  /* [v] exp(scaled logit - max); 0 where banned */
 } Row;
 
 /* Keeps every id whose weight is above the threshold, and the first `ties` of those that equal it.
@@ -51,11 +52,13 @@ static double log_sum_exp(const float *x, int64_t v) {
 
 static void fill_weights(Row *r) {
   const float *x = r->logits;
-  float max = r->logits[row_argmax(r)] * r->inv_temp, t = r->inv_temp, *w = r->weight;
+  int32_t best = row_argmax(r);
+  float max = r->logits[best] * r->inv_temp, t = r->inv_temp, *w = r->weight;
   r->max = max;
 #pragma omp simd
   for (int64_t j = 0; j < r->v; j++) w[j] = exp_f32(x[j] * t - max);
   for (int64_t j = 0; r->banned && j < r->v; j++) w[j] = r->banned[j] ? 0 : w[j];
+  r->heaviest = w[best];
 }
 
 /* ---- cuts ---- */
@@ -90,10 +93,16 @@ static double mass_of(const Row *r, Cut c) {
   return mass_from(r, next_above(c.threshold)) + (double)c.ties * (double)c.threshold;
 }
 
+/* What no weight is above. A logit times 1 / temperature is rounded only where it becomes the
+ * maximum (a fused multiply-add rounds once), so the heaviest weight can be above 1. */
+static uint32_t bits_of_heaviest(const Row *r) {
+  return bits_of_float(r->heaviest > 1 ? r->heaviest : 1); /* it may be NaN */
+}
+
 /* The k heaviest ids. */
 static Cut cut_by_count(const Row *r, int64_t k) {
-  uint32_t low = 0, high = bits_of_float(1); /* weights are at most 1 */
-  while (low < high) {                       /* the largest threshold that k ids reach */
+  uint32_t low = 0, high = bits_of_heaviest(r);
+  while (low < high) { /* the largest threshold that k ids reach */
     uint32_t mid = low + (high - low + 1) / 2;
     if (count_from(r, float_of_bits(mid)) >= k)
       low = mid;
@@ -107,7 +116,7 @@ static Cut cut_by_count(const Row *r, int64_t k) {
 /* The fewest of the heaviest ids of `from` whose share of it reaches p. */
 static Cut cut_by_mass(const Row *r, Cut from, double p) {
   double wanted = p * mass_of(r, from);
-  uint32_t low = bits_of_float(from.threshold), high = bits_of_float(1);
+  uint32_t low = bits_of_float(from.threshold), high = bits_of_heaviest(r);
   while (low < high) { /* the largest threshold whose ids weigh enough; `from` whole does */
     uint32_t mid = low + (high - low + 1) / 2;
     if (mass_from(r, float_of_bits(mid)) >= wanted)
@@ -133,7 +142,7 @@ static void filter_weights(Row *r, SampleParams p) {
   Cut c = {.threshold = 0, .ties = 0}; /* ids of weight 0 cannot be drawn anyway */
   if (p.top_k > 0 && p.top_k < count_from(r, next_above(0))) c = cut_by_count(r, p.top_k);
   if (p.top_p < 1) c = cut_by_mass(r, c, (double)p.top_p);
-  float least = p.min_p > 0 ? p.min_p * r->weight[row_argmax(r)] : 0;
+  float least = p.min_p > 0 ? p.min_p * r->heaviest : 0;
   for (int64_t j = 0; j < r->v; j++) {
     bool tie = r->weight[j] == c.threshold;
     if (r->weight[j] < c.threshold || (tie && c.ties <= 0) || r->weight[j] < least)

@@ -143,12 +143,13 @@ __device__ inline Measure measure(Row<PACKS> &r, float low, float high) {
   return row_sum<MASS>(r, m);
 }
 
-/* The largest threshold in [low, 1] whose ids measure enough, `low_weight` if none. Those above the
- * interval that is left are measured already; a single id in it is the answer. */
+/* The largest threshold in [low_weight, heaviest] whose ids measure enough, `low_weight` if none.
+ * The heaviest weight is 1 but for rounding, or NaN. Those above the interval that is left are
+ * measured already; a single id in it is the answer. */
 template <bool MASS, int PACKS, class Enough>
-__device__ inline float bisect(Row<PACKS> &r, float low_weight, Enough enough) {
-  uint32_t low = __float_as_uint(low_weight), high = __float_as_uint(1.0f);
-  float top = INFINITY; /* of the interval; a weight can be 1 and a rounding */
+__device__ inline float bisect(Row<PACKS> &r, float low_weight, float heaviest, Enough enough) {
+  uint32_t low = __float_as_uint(low_weight), high = __float_as_uint(heaviest > 1 ? heaviest : 1);
+  float top = INFINITY; /* of the interval */
   Measure above = {0, 0};
   int from_low = INT32_MAX; /* ids from low on */
   while (low < high && from_low - above.count != 1) {
@@ -174,18 +175,19 @@ __device__ inline float bisect(Row<PACKS> &r, float low_weight, Enough enough) {
 
 /* The k heaviest ids. */
 template <int PACKS>
-__device__ inline Cut cut_by_count(Row<PACKS> &r, int k) {
-  float threshold = bisect<false>(r, 0, [&](Measure m) { return m.count >= k; });
+__device__ inline Cut cut_by_count(Row<PACKS> &r, float heaviest, int k) {
+  float threshold = bisect<false>(r, 0, heaviest, [&](Measure m) { return m.count >= k; });
   return {threshold, k - measure<false>(r, next_above(threshold), INFINITY).count};
 }
 
 /* The fewest of the heaviest ids of `from` whose share of it reaches p. */
 template <int PACKS>
-__device__ inline Cut cut_by_mass(Row<PACKS> &r, Cut from, double p) {
+__device__ inline Cut cut_by_mass(Row<PACKS> &r, Cut from, float heaviest, double p) {
   double whole = measure<true>(r, next_above(from.threshold), INFINITY).mass;
   double wanted =
       p * (whole + static_cast<double>(from.ties) * static_cast<double>(from.threshold));
-  float threshold = bisect<true>(r, from.threshold, [&](Measure m) { return m.mass >= wanted; });
+  float threshold =
+      bisect<true>(r, from.threshold, heaviest, [&](Measure m) { return m.mass >= wanted; });
   int64_t ties =
       threshold == from.threshold ? from.ties : measure<false>(r, threshold, threshold).count;
   double above = measure<true>(r, next_above(threshold), INFINITY).mass;
@@ -201,8 +203,8 @@ __device__ inline void filter_weights(Row<PACKS> &r, float heaviest) {
   const SampleParams &p = r.a.p;
   Cut c = {0, 0}; /* ids of weight 0 cannot be drawn anyway */
   if (p.top_k > 0 && p.top_k < measure<false>(r, next_above(0), INFINITY).count)
-    c = cut_by_count(r, p.top_k);
-  if (p.top_p < 1) c = cut_by_mass(r, c, static_cast<double>(p.top_p));
+    c = cut_by_count(r, heaviest, p.top_k);
+  if (p.top_p < 1) c = cut_by_mass(r, c, heaviest, static_cast<double>(p.top_p));
   int32_t last_tie = INT32_MAX; /* the last id of those at the threshold that is kept */
   if (c.ties <= 0) {
     last_tie = -1;
