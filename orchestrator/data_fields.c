@@ -36,7 +36,8 @@ int field_missing(const Record *r, const char *names, Error *err) {
   json_t *v;
   json_object_foreach(r->json, key, v) {
     size_t used = strlen(has);
-    snprintf(has + used, sizeof has - used, "%s%s", used ? ", " : "", key);
+    snprintf(has + used, sizeof has - used, "%s%s%s", used ? ", " : "", key,
+             json_is_null(v) ? " (null)" : "");
   }
   return error_set(err, "%s: no field %s; the record has: %s", r->place, names,
                    has[0] ? has : "nothing");

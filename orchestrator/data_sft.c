@@ -9,6 +9,8 @@ static int read_dialogue(const Loader *l, const Record *r, Dialogue *d, Error *e
   const DataSource *data = l->data;
   json_t *messages = field_find(r, data->messages_field),
          *prompt = field_find(r, data->prompt_field);
+  if (json_is_string(messages)) /* has no answer to learn */
+    return field_wrong(r, data->messages_field, messages, "a list of messages", err);
   if (messages) return field_turns(r, data->messages_field, messages, BY_USER, d, err);
   json_t *completion = field_need(r, data->completion_field, err);
   if (!completion || field_turns(r, data->prompt_field, prompt, BY_USER, d, err)) return -1;
