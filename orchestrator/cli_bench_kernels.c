@@ -40,7 +40,9 @@ static int32_t id_of(const Operand *o, const KernelShape *s, int64_t i) {
   if (o->limit == -2) return (int32_t)(s->length < 16 ? s->length : s->length / 16 * 16);
   if (o->limit < 0) return s->seg.offsets[i];
   if (o->fill == FILL_PLACES) return (int32_t)(o->limit ? i : i % s->length);
-  return (int32_t)(rng_block(7, 1, (uint64_t)i).v[0] % (uint64_t)o->limit);
+  uint32_t bits = rng_block(7, 1, (uint64_t)i).v[0];
+  if (o->fill == FILL_CODES) return (int32_t)((bits & 0xf7f7f7f7U) | 0x11111111U);
+  return (int32_t)(bits % (uint64_t)o->limit);
 }
 
 static float number_of(const Rig *r, const Operand *o, int64_t i, int place) {

@@ -23,6 +23,7 @@ typedef enum Fill {
   FILL_WEIGHTS,
   FILL_IDS,
   FILL_PLACES,
+  FILL_CODES,  /* words of codes that are numbers in all formats */
   FILL_SENT,   /* weights, the same in every operand */
   FILL_CHANGED /* these, of which one in 50 has changed */
 } Fill;
@@ -47,7 +48,7 @@ typedef struct Kernel {
 } Kernel;
 
 /* The kernels of a shape; fills k, which has room for MOST_KERNELS. */
-enum { MOST_KERNELS = 64 };
+enum { MOST_KERNELS = 96 };
 int kernels_list(const KernelShape *s, Kernel *k);
 
 /* ---- building the list ---- */
@@ -70,8 +71,9 @@ double operand_bytes(const Operand *o);
 void kernels_add_loss(KernelList *l);
 void kernels_add_flat(KernelList *l);
 void kernels_add_biases(KernelList *l);
-void kernels_add_wire(KernelList *l);
 void kernels_add_deltas(KernelList *l);
 void kernels_add_cache(KernelList *l);
+/* cli_bench_kernels_wire.c */
+void kernels_add_wire(KernelList *l);
 
 #endif

@@ -1,7 +1,7 @@
-/* The kernels of the loss, of the optimizer, of what travels, and of a rollout's cache. */
+/* The kernels of the loss, of the optimizer, of biases, of deltas, and of a rollout's cache. */
 #include "orchestrator/cli_bench_kernels.h"
 
-/* ---- the loss, the optimizer, the wire ---- */
+/* ---- the loss, the optimizer ---- */
 
 static void run_logprob(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
   (void)k, (void)s;
@@ -93,48 +93,6 @@ void kernels_add_biases(KernelList *l) {
   k = kernel_add(l, run_bias_grad, 0, "bias, gradient");
   kernel_operand(k, s->act, FILL_NORMAL, 1, s->n, s->config->hidden);
   kernel_output(k, DT_F32, 2, s->config->hidden, 0);
-}
-
-/* ---- the wire ---- */
-
-enum { WIRE_BLOCK = 256, WIRE_ROW = 2048 };
-
-static WirePart wire_part(const KernelShape *s, Tensor x, Tensor scales, Tensor payload) {
-  WireData data = {.scales = scales.data, .payload = payload.data, .n = 1};
-  return (WirePart){
-      .span = {.width = WIRE_ROW, .count = s->flat}, .x = x, .from = data, .to = data};
-}
-static void run_quantize(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
-  WireFormat f = {(WireKind)k->which, WIRE_BLOCK, DT_F32};
-  WirePart part = wire_part(s, t[0], t[1], t[2]);
-  device_ops(d)->quantize(d, f, 1, &part);
-}
-/* There and back, so that what comes back can be compared. */
-static void run_dequantize(const Kernel *k, const KernelShape *s, Device *d, const Tensor *t) {
-  WireFormat f = {(WireKind)k->which, WIRE_BLOCK, DT_F32};
-  run_quantize(k, s, d, t);
-  WirePart part = wire_part(s, t[3], t[1], t[2]);
-  device_ops(d)->dequantize(d, f, 1, &part, false);
-}
-
-void kernels_add_wire(KernelList *l) {
-  static const struct {
-    WireKind kind;
-    const char *name;
-    int bits;
-  } formats[] = {{WIRE_INT8, "int8", 8}, {WIRE_INT4, "int4", 4}, {WIRE_FP8, "fp8", 8}};
-  const KernelShape *s = l->s;
-  for (int i = 0; i < 3; i++)
-    for (int back = 0; back < 2; back++) {
-      Kernel *k = kernel_add(l, back ? run_dequantize : run_quantize, 0, "to %s%s", formats[i].name,
-                             back ? " and back" : "");
-      double passes = back ? 2 : 1;
-      k->which = (int)formats[i].kind;
-      kernel_operand(k, DT_F32, FILL_NORMAL, 1, s->flat, 0);
-      kernel_output(k, DT_F32, passes, s->flat / WIRE_BLOCK, 0);
-      kernel_operand(k, DT_I32, FILL_ZERO, passes, s->flat * formats[i].bits / 32, 0);
-      if (back) kernel_output(k, DT_F32, 1, s->flat, 0);
-    }
 }
 
 /* ---- deltas: one weight in 50 changes ---- */
