@@ -43,7 +43,7 @@ static ModelConfig default_model(void) {
                        .n_kv_heads = 4,
                        .head_dim = 64,
                        .ffn = 688,
-                       .max_positions = 1024,
+                       .max_positions = 4096, /* more than --length is by default */
                        .norm_eps = 1e-5F,
                        .rope = ROPE_DEFAULT,
                        .rope_theta = 10000,
