@@ -83,6 +83,7 @@ int ppo_evaluate(void *ctx, int64_t step, Error *err) {
   gen.keep = false;
   PromptPick pick = held_out_prompts(p);
   int rc = ppo_generate(p, &pick, &gen, &ro, err);
+  require(rc || !ro->kept); /* nothing is scored by what filters left */
   if (rc == 0) rc = ppo_scores(p, pick.set, ro, &scores, err);
   if (rc == 0) {
     report_evaluation(p, ro, &scores);

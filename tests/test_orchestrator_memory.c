@@ -162,6 +162,16 @@ static void weights_of_the_rollout(void **state) {
   s.zero.stage = 1;
   assert_int_equal(memory_choose_weights(&s, before), ROLLOUT_REPLICA);
 
+  /* Slices: logits of the node's rows in this rank's columns, of its own as they came, and whole.
+   */
+  s = ppo_stage();
+  s.local = 4;
+  uint64_t logits = (uint64_t)s.rollout_rows * (uint64_t)config.vocab_size * 4;
+  uint64_t whole = memory_need(&s).rollout;
+  assert_true(s.rollout_rows * s.longest > gen_prefill_tokens(s.device)); /* prefills are alike */
+  s.weights = ROLLOUT_TENSOR_PARALLEL;
+  assert_int_equal(memory_need(&s).rollout - whole, 2 * logits);
+
   uint64_t lm = (uint64_t)model_config_params(&config, HEAD_LM) * 4;
   s = ppo_stage();
   assert_int_equal(memory_need(&s).replica, 0); /* masters are the weights */

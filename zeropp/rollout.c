@@ -49,7 +49,7 @@ void rollout_take(ZeroPP *z, Unit *u, MessageKind kind, char *message) {
   if (!rollout_has_buffers(z->rollout->how) ||
       !rollout_codes_travel(&z->cfg, z->rollout->how.format))
     return;
-  const Message *m = &u->message[z->cfg.hpz ? MSG_SECONDARY : kind];
+  const Message *m = &u->message[kind];
   require(m->format.kind == z->rollout->format.kind);
   for (int s = 0; s < z->grid->world * u->count; s++) take_slot(z, u, m, s, message);
 }
