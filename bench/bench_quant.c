@@ -127,8 +127,8 @@ static double touched_lines(void) {
   enum { LINE = 64, VALUES = LINE / 2 };
   double lines = 0;
   for (int i = 0; i < COUNT; i += VALUES)
-    lines += memcmp(tensor_f32(delta.now[0]) + i, tensor_f32(delta.now[1]) + i,
-                    VALUES * sizeof(float)) != 0;
+    lines += memcmp((const char *)(tensor_f32(delta.now[0]) + i),
+                    (const char *)(tensor_f32(delta.now[1]) + i), VALUES * sizeof(float)) != 0;
   return LINE * lines;
 }
 

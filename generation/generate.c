@@ -3,6 +3,7 @@
  * the end (together.c: all of them together), and they agree again. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "generation/decode.h"
 #include "generation/pool.h"
@@ -262,6 +263,6 @@ void gen_results_free(GenResult *r, int n) {
     free(r[i].tokens);
     free(r[i].logprobs);
     free(r[i].kept);
-    r[i] = (GenResult){0};
+    memset(&r[i], 0, sizeof r[i]);
   }
 }

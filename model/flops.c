@@ -86,7 +86,8 @@ static double head_bytes(const ModelConfig *c, HeadKind head, double n_rows, con
   double chunk = (double)head_chunk_rows(c, p->device, whole), logits = f32 * c->vocab_size;
   if (chunk > n_rows) chunk = n_rows;
   if (p->train && p->compute != DT_F32) logits += act * c->vocab_size;
-  if (p->restricted) logits += c->vocab_size / 8 + 1;
+  int64_t kept = c->vocab_size / 8 + 1; /* bytes of a row's bits */
+  if (p->restricted) logits += (double)kept;
   return chunk * (h + logits + f32 * (p->train ? 7 : 5));
 }
 

@@ -61,7 +61,7 @@ static int64_t columns_of(const Model *m, int param, int n, int rank) {
 static void join(const Model *m, int param, int n, Tensor blocks, Tensor y, bool add) {
   int ranks = m->grid->local, k = 0;
   int64_t rows = y.dim[0], at = 0;
-  ColumnPart *part = mem_alloc((size_t)(ranks * n), sizeof *part);
+  ColumnPart *part = mem_alloc((size_t)ranks * (size_t)n, sizeof *part);
   for (int r = 0; r < ranks; r++) {
     int64_t stride = columns_of(m, param, n, r), from = at, to = 0;
     for (int p = param; p < param + n; p++) {

@@ -235,7 +235,8 @@ static void sum(void *arg) {
 static double touched_bytes(Tensor a, Tensor b) {
   int64_t touched = 0;
   for (int64_t i = 0; i < tensor_numel(a); i += 16)
-    touched += memcmp(tensor_f32(a) + i, tensor_f32(b) + i, 16 * sizeof(float)) != 0;
+    touched += memcmp((const char *)(tensor_f32(a) + i), (const char *)(tensor_f32(b) + i),
+                      16 * sizeof(float)) != 0;
   return 32.0 * (double)touched;
 }
 
