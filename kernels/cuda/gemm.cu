@@ -189,11 +189,11 @@ void gemm_run(Device *d, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, co
      cuda_stream(d));
 }
 
-/* Uses of a plan after which it is tuned, which costs about 30 of them, and half a second where
- * they are large; 0: never. Small products
- * gain nothing that a run would notice, and in F32 the algorithms of one kind do not all sum in one
- * order: both stay as they are. A batch of decoding comes for sure and is captured after a few; of
- * other shapes a packed batch may use each but once a layer. */
+/* Uses of a plan after which it is tuned, which costs about 30 of them, and a second where they are
+ * large; 0: never. Small products gain nothing that a run would notice, and in F32 the algorithms
+ * of one kind do not all sum in one order: both stay as they are. A batch of decoding comes for
+ * sure and is captured after a few; of other shapes a packed batch may use each but once a layer.
+ */
 static int tuned_after(const GemmKey *k) {
   if (k->type != DT_BF16 || k->n * k->k < 1 << 20) return 0;
   bool decoding = k->kind == GEMM_NT && k->m <= 512 && k->m % 8 == 0;
