@@ -1,33 +1,47 @@
-/* Deltas of BF16 vectors: encode, in one pass. kernels/delta.h has the stream, delta_encode.h the
- * plan. */
+/* Deltas of BF16 vectors: encode, in two kernels. kernels/delta.h has the stream, delta_encode.h
+ * the plan. */
 #include "kernels/cuda/delta_find.h"
 #include "kernels/cuda/delta_write.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
 
 namespace {
 
-__global__ void __launch_bounds__(ENCODE_THREADS)
-    encode_kernel(const __grid_constant__ DeltaJob job, int64_t blocks, unsigned *next,
-                  uint64_t *said, DeltaSize *sizes) {
-  extern __shared__ __align__(16) char bytes[];
-  EncodeShared &sh = *reinterpret_cast<EncodeShared *>(bytes);
-  uint32_t *image = sh.image[0];
-  for (int i = threadIdx.x; i < IMAGES * IMAGE_WORDS; i += ENCODE_THREADS) image[i] = 0;
-  __syncthreads();
+__global__ void __launch_bounds__(32 * FIND_WARPS, FIND_RESIDENT)
+    find_kernel(const __grid_constant__ DeltaJob job, Notes notes) {
+  __shared__ Found of[FIND_WARPS];
+  __shared__ uint32_t counts[FIND_WARPS];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t note = static_cast<int64_t>(blockIdx.x) * FIND_WARPS + warp;
+  const int64_t number = notes.first + note;
   wait_for_kernel_before();
-  if (threadIdx.x < FINDERS)
-    find_blocks(job, sh, next, said, blocks);
-  else
-    write_blocks(job, sh, said, sizes);
+  uint32_t found = 0;
+  if (number < notes.end) found = find_block(values_of(job, number), &of[warp], notes.said[note]);
+  if (lane == 0) counts[warp] = found;
+  if (lane == 0 && number < notes.end) notes.counts[note] = found;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  Length sum = {0, 0};
+  for (int i = 0; i < FIND_WARPS; i++) {
+    const Length one = length_of(counts[i]);
+    sum = {sum.words + one.words, sum.changes + one.changes};
+  }
+  notes.groups[blockIdx.x] = sum;
 }
 
-/* What the blocks say, and what is said of the parts. */
-__global__ void clear_kernel(uint64_t *said, int64_t words, uint64_t *sizes, int64_t more) {
-  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  let_next_kernel_start();
-  if (i < words) said[i] = 0;
-  if (i < more) sizes[i] = 0;
+__global__ void __launch_bounds__(32 * WRITE_WARPS)
+    write_kernel(const __grid_constant__ DeltaJob job, Notes notes, const Carry *from, Carry *to,
+                 DeltaSize *sizes) {
+  __shared__ WriteShared sh;
+  const int64_t first = notes.first + static_cast<int64_t>(blockIdx.x) * WRITE_BLOCKS;
+  const int64_t part = job.part[delta_part_of(job, first)].first_block;
+  wait_for_kernel_before();
+  const uint64_t before =
+      block_sum(sum_lengths(notes, part > notes.first ? part : notes.first, first));
+  if (threadIdx.x < 32) place_blocks(job, notes, first, before, from, to, sh, sizes);
+  __syncthreads();
+  write_blocks(job, notes, first, sh);
 }
 
 DeltaSpan span_of(const DeltaPart &p, int64_t first_block) {
@@ -46,32 +60,48 @@ DeltaSpan span_of(const DeltaPart &p, int64_t first_block) {
           places % 16 == 0};
 }
 
+static_assert(NOTE_BLOCKS * (sizeof(uint32_t[NOTE_WORDS + 1]) + sizeof(Length)) < GEMM_WORKSPACE,
+              "no more scratch than every device has anyway");
+
+/* Room for notes of so many blocks, from `bytes` on; returns where it ends. */
+char *place_notes(Notes *notes, int64_t blocks, char *bytes) {
+  notes->said = reinterpret_cast<uint32_t(*)[NOTE_WORDS]>(bytes);
+  notes->groups = reinterpret_cast<Length *>(notes->said + blocks);
+  notes->counts = reinterpret_cast<uint32_t *>(notes->groups + cuda_ceil(blocks, FIND_WARPS));
+  return reinterpret_cast<char *>(notes->counts + blocks);
+}
+
 void encode_some(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes) {
   DeltaJob job;
-  int64_t blocks = 0, sized = static_cast<int64_t>(n * sizeof *sizes / sizeof(uint64_t));
+  int64_t blocks = 0;
+  bool has_empty = false; /* there no block says the size */
   job.n = n;
   for (int i = 0; i < n; i++) {
     job.part[i] = span_of(parts[i], blocks);
     blocks += delta_blocks(job.part[i].n);
+    has_empty = has_empty || job.part[i].n == 0;
   }
-  size_t bytes = sizeof(uint64_t) * (static_cast<size_t>(blocks) + 1);
-  uint64_t *said = static_cast<uint64_t *>(cuda_scratch(d, bytes));
-  int64_t words = blocks + 1 > sized ? blocks + 1 : sized;
-  clear_kernel<<<grid_of(cuda_ceil(words, 256)), 256, 0, cuda_stream(d)>>>(
-      said, blocks + 1, reinterpret_cast<uint64_t *>(sizes), sized);
-  CUDA_LAUNCHED();
+  if (has_empty)
+    CUDA_CHECK(cudaMemsetAsync(sizes, 0, static_cast<size_t>(n) * sizeof *sizes, cuda_stream(d)));
   if (blocks == 0) return;
-  const int shared = static_cast<int>(sizeof(EncodeShared));
-  CUDA_CHECK(
-      cudaFuncSetAttribute(encode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  int64_t stay = resident_blocks(d, encode_kernel, ENCODE_THREADS, sizeof(EncodeShared), blocks);
-  launch_behind(d, grid_of(stay), ENCODE_THREADS, sizeof(EncodeShared), encode_kernel, job, blocks,
-                reinterpret_cast<unsigned *>(said + blocks), said, sizes);
+  const int64_t lot = NOTE_BLOCKS, most = blocks < lot ? blocks : lot;
+  Notes notes = {};
+  const size_t carries = 2 * sizeof(Carry);
+  const size_t bytes = reinterpret_cast<size_t>(place_notes(&notes, most, nullptr)) + carries;
+  Carry *carry = static_cast<Carry *>(cuda_scratch(d, bytes));
+  place_notes(&notes, most, reinterpret_cast<char *>(carry + 2));
+  for (int turn = 0; notes.end < blocks; turn = 1 - turn) {
+    notes.first = notes.end;
+    notes.end = notes.first + most < blocks ? notes.first + most : blocks;
+    launch_behind(d, grid_of(cuda_ceil(notes.end - notes.first, FIND_WARPS)), 32 * FIND_WARPS, 0,
+                  find_kernel, job, notes);
+    launch_behind(d, grid_of(cuda_ceil(notes.end - notes.first, WRITE_BLOCKS)), 32 * WRITE_WARPS, 0,
+                  write_kernel, job, notes, carry + turn, carry + 1 - turn, sizes);
+  }
 }
 
 }  // namespace
 
-/* Empty parts have no block to say their size. */
 void cuda_delta_encode(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes) {
   for (int i = 0; i < n; i += DELTA_PARTS)
     encode_some(d, n - i < DELTA_PARTS ? n - i : DELTA_PARTS, parts + i, sizes + i);

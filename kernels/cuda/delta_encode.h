@@ -1,65 +1,52 @@
-/* What the halves of encoding a delta share. Internal to kernels/cuda/delta*.
+/* What the two kernels that encode a delta share. Internal to kernels/cuda/delta*.
  *
- * Thread blocks that stay take one block of the stream after the other, by numbers that they draw
- * in order. Eight warps, the finders, find the changes and write what the block says into an image
- * in shared memory. Where that goes depends on all before it: a ninth warp, the writer, finds the
- * place and copies the image out, while the others are at the next block. */
+ * Where a block of the stream goes depends on all before it. So the first kernel, the finder, reads
+ * the weights at the speed of memory and leaves what every block says in scratch, some hundredths
+ * of what it read. The second, the writer, adds up lengths and moves it to its place. */
 #ifndef KERNELS_CUDA_DELTA_ENCODE_H
 #define KERNELS_CUDA_DELTA_ENCODE_H
 
 #include "kernels/cuda/delta.h"
 
 enum {
-  ENCODE_WARPS = 8,
-  FINDERS = 32 * ENCODE_WARPS, /* threads; the writer's warp comes behind them */
-  ENCODE_THREADS = FINDERS + 32,
-  STRIP = DELTA_BLOCK / ENCODE_WARPS, /* elements of a warp */
-  LANE = STRIP / 32,                  /* of a thread, next to each other */
-  QUAD = 4,
-  STAGES = 2, /* blocks of the stream read or on their way */
-  IMAGES = 2,
-  IMAGE_WORDS = (DELTA_BITMAP_BYTES + DELTA_BLOCK / 2 + 2 * DELTA_BLOCK) / 4,
-  LOOK = 8 /* words of a lane that are asked for at once when looking back */
+  FIND_WARPS = 4,    /* of a thread block, each with a block of the stream */
+  FIND_RESIDENT = 5, /* thread blocks of a multiprocessor */
+  WRITE_WARPS = 8,
+  WRITE_BLOCKS = 32, /* blocks of the stream of a thread block that writes */
+  MAP_WORDS = DELTA_BITMAP_BYTES / 4,
+  CODE_WORDS = DELTA_BLOCK / 8,
+  LIST_MOST = 341, /* changes of a block that says them as a list */
+  NOTE_WORDS = MAP_WORDS + CODE_WORDS,
+  NOTE_BLOCKS = 24576 /* that are noted at a time, at most */
 };
-static_assert(LANE == 16, "a thread's changes are 16 bits of the map");
+static_assert(WRITE_BLOCKS % FIND_WARPS == 0, "whole groups");
 
-/* What a block says of its length: nothing yet, its own, or up to its end. */
-constexpr uint64_t OWN = 1ull << 62, UP_TO = 2ull << 62, LENGTH = OWN - 1;
-
-/* What the finders leave to the writer. */
-struct Found {
-  int64_t number; /* -1: no more */
-  int changes, escapes;
+/* Bytes / 4 of blocks in the stream, and their changes: of up to NOTE_BLOCKS. */
+struct Length {
+  uint32_t words, changes;
 };
 
-struct EncodeShared {
-  alignas(16) float now[STAGES][DELTA_BLOCK]; /* or BF16, in the first half */
-  alignas(16) uint16_t last[STAGES][DELTA_BLOCK];
-  alignas(16) uint32_t image[IMAGES][IMAGE_WORDS]; /* zero when the finders get it */
-  int64_t number[STAGES + 1];
-  Found found[IMAGES];
-  uint32_t sums[2][ENCODE_WARPS];
+/* What is noted of the blocks first to end - 1 of a launch. */
+struct Notes {
+  int64_t first, end;
+  uint32_t (*said)[NOTE_WORDS]; /* a list, or a map and codes, without values */
+  Length *groups;               /* of FIND_WARPS blocks next to each other */
+  uint32_t *counts;             /* changes, and escapes times 65536 */
 };
 
-/* Named barriers: among the finders; between them and the writer: an image is full, or empty. Their
- * numbers are constants, or the kernel would take all there are. */
-enum { FINDERS_MEET = 1, IMAGE_FULL = 2, IMAGE_EMPTY = 2 + IMAGES };
-static_assert(IMAGES == 2, "meet and report choose between two");
-template <int FIRST>
-__device__ inline void meet(int of, int threads) {
-  __syncwarp();
-  if (of == 0)
-    asm volatile("bar.sync %0, %1;" : : "n"(FIRST), "r"(threads) : "memory");
-  else
-    asm volatile("bar.sync %0, %1;" : : "n"(FIRST + 1), "r"(threads) : "memory");
+__device__ inline Length length_of(uint32_t counts) {
+  const int changes = static_cast<int>(counts & 0xffff), escapes = static_cast<int>(counts >> 16);
+  return {delta_block_bytes(changes, escapes) / 4, static_cast<uint32_t>(changes)};
 }
-template <int FIRST>
-__device__ inline void report(int of, int threads) {
-  __syncwarp();
-  if (of == 0)
-    asm volatile("bar.arrive %0, %1;" : : "n"(FIRST), "r"(threads) : "memory");
-  else
-    asm volatile("bar.arrive %0, %1;" : : "n"(FIRST + 1), "r"(threads) : "memory");
+
+/* Sum of x over the lanes up to this one. */
+__device__ inline int warp_up_to(int x) {
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, x, o);
+    if (threadIdx.x % 32 >= static_cast<unsigned>(o)) x += below;
+  }
+  return x;
 }
 
 #endif
