@@ -151,10 +151,7 @@ static void attend_step(void *ctx, int layer, Tensor qkv_BQ, Tensor cos_Pr, Tens
   const Step *s = ctx;
   const Decoder *d = s->d;
   Tensor k = d->sched->kv->k[layer], v = d->sched->kv->v[layer];
-  d->ops->rope_write(d->device, qkv_BQ, s->rows.position_B, cos_Pr, sin_Pr, d->shape,
-                     s->rows.slot_B, k, v);
-  d->ops->attention_decode(d->device, qkv_BQ, s->rows.table_BP, s->rows.len_B, d->shape, k, v,
-                           out_BHD);
+  d->ops->decode_attend(d->device, s->rows, qkv_BQ, cos_Pr, sin_Pr, d->shape, k, v, out_BHD);
 }
 
 static void queue_step(Step *s) {

@@ -272,9 +272,14 @@ typedef struct Ops {
   void (*rope_write)(Device *, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
                      AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
   /* y_MO has the compute type or F32; it does not alias x. A row's bits do not depend on the other
-   * rows while there are at most 16. What l holds may be read before the op queued right before
-   * this one is done. */
+   * rows while there are at most 16. What l holds may be read before linear,
+   * decode_attend and the op in front of a row of these are done. */
   void (*linear)(Device *, Linear l, Tensor x, Tensor y_MO);
+  /* rope_write, then attention_decode, of rows whose newest token is number len - 1, in one; of r:
+   * position, slot, table and len. Those and the pages, but for the newest token, may be read as
+   * early as what linear holds. qkv is of no use afterwards. */
+  void (*decode_attend)(Device *, DecodeRows r, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
+                        AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD);
   /* Every row goes on to the token that was drawn for it: history, token, len, position, slot, u;
    * step counts on. */
   void (*decode_advance)(Device *, DecodeRows r);

@@ -1,5 +1,6 @@
 /* What decoding adds to the ops, on the GPU against the CPU: linear with its fronts, rope_write,
- * decode_advance; and how fast a chain of products of few rows goes in a captured step. */
+ * decode_attend, decode_advance; and how fast a chain of products of few rows goes in a captured
+ * step. */
 #include "tests/twin.h"
 
 /* A memory checker, under which a kernel takes a thousand times as long, has every kind of kernel
@@ -12,6 +13,11 @@ static int release(void) {
   twin_state.failures = 0;
   twin_done();
   return failures;
+}
+
+static void as_matrix(Pair *p, int64_t rows, int64_t columns) {
+  p->cpu = tensor_2d(p->cpu.data, p->cpu.dtype, rows, columns);
+  p->gpu = tensor_2d(p->gpu.data, p->gpu.dtype, rows, columns);
 }
 
 /* ---- linear ---- */
@@ -105,25 +111,31 @@ static void linear_agrees(void **state) {
 }
 
 /* The first rows of 16 have the bits that they have by themselves, for any number of them. */
-static void rows_do_not_meet(void **state) {
-  (void)state;
+static void rows_of_case_do_not_meet(const Case *all) {
   Twins *t = twins();
-  static const Case all = {16, 700, 2048, FRONT_RMSNORM, false, false, false};
   static const int some[] = {1, 3, 5, 7, 8, 9, 12, 15, 16};
-  Product p = product(&all, DT_BF16, 3);
+  Product p = product(all, DT_BF16, 3);
   t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
   float *want = twin_back(p.y);
   for (int i = 0; i < 9; i++) {
-    Pair y = twin_unwritten(DT_BF16, 2, some[i], all.n);
+    Pair y = twin_unwritten(DT_BF16, 2, some[i], all->n);
     Tensor x = p.x.gpu;
     x.dim[0] = some[i];
     t->gpu_ops->linear(t->gpu, p.on_gpu, x, y.gpu);
     float *got = twin_back(y);
-    size_t bytes = (size_t)(some[i] * all.n) * sizeof *got;
+    size_t bytes = (size_t)(some[i] * all->n) * sizeof *got;
     twin_check("a row's bits change with the number of rows", memcmp(got, want, bytes) == 0);
     free(got);
   }
   free(want);
+}
+
+static void rows_do_not_meet(void **state) {
+  (void)state;
+  static const Case all[] = {{16, 700, 2048, FRONT_RMSNORM, false, false, false},
+                             {16, 300, 5632, FRONT_SWIGLU, true, false, false},
+                             {16, 3000, 1000, FRONT_NONE, false, false, false}};
+  for (int i = 0; i < 3; i++) rows_of_case_do_not_meet(all + i);
   twin_done();
 }
 
@@ -215,12 +227,94 @@ static void rope_write_agrees(void **state) {
   twin_done();
 }
 
-/* ---- decode_advance ---- */
+/* ---- decode_attend ---- */
 
-static void as_matrix(Pair *p, int64_t rows, int64_t columns) {
-  p->cpu = tensor_2d(p->cpu.data, p->cpu.dtype, rows, columns);
-  p->gpu = tensor_2d(p->gpu.data, p->gpu.dtype, rows, columns);
+enum { AT_ROWS = 5, AT_PAGE = 16, AT_WIDTH = 72, AT_PAGES = AT_ROWS * AT_WIDTH };
+typedef struct Attend {
+  Pair len, table, slot, position, cos, sin, k, v;
+} Attend;
+
+/* Rows of 0 to 1,100 tokens, whose pages hold all but the newest. */
+static Attend attend_rows(DType type, AttnShape s, int64_t half) {
+  static const int32_t lens[AT_ROWS] = {1, 0, 33, 600, 1100};
+  static int32_t table[AT_PAGES], slots[AT_ROWS], positions[AT_ROWS], old[AT_ROWS * 1100];
+  int64_t width = (s.n_heads + 2L * s.n_kv_heads) * s.head_dim, n = 0;
+  rng_permute(5, 1, table, AT_PAGES);
+  for (int b = 0; b < AT_ROWS; b++) {
+    for (int t = 0; t < lens[b]; t++) {
+      int32_t slot = table[b * AT_WIDTH + t / AT_PAGE] * AT_PAGE + t % AT_PAGE;
+      if (t + 1 < lens[b])
+        old[n++] = slot;
+      else
+        slots[b] = slot;
+    }
+    if (lens[b] == 0) slots[b] = -1;
+    positions[b] = lens[b] > 0 ? lens[b] - 1 : 0;
+  }
+  Attend a = {.len = twin_ints(lens, AT_ROWS),
+              .table = twin_ints(table, AT_PAGES),
+              .slot = twin_ints(slots, AT_ROWS),
+              .position = twin_ints(positions, AT_ROWS),
+              .cos = half ? twin_random(DT_F32, 2, 1, 2, 1100, half) : twin_absent(),
+              .sin = half ? twin_random(DT_F32, 3, 1, 2, 1100, half) : twin_absent(),
+              .k = twin_unwritten(type, 4, AT_PAGES, AT_PAGE, s.n_kv_heads, s.head_dim),
+              .v = twin_unwritten(type, 4, AT_PAGES, AT_PAGE, s.n_kv_heads, s.head_dim)};
+  Pair rows = twin_random(type, 4, 1, 2, n, width), to = twin_ints(old, n);
+  twin_state.gpu_ops->kv_write(twin_state.gpu, rows.gpu, to.gpu, s, a.k.gpu, a.v.gpu);
+  twin_state.cpu_ops->kv_write(twin_state.cpu, rows.cpu, to.cpu, s, a.k.cpu, a.v.cpu);
+  as_matrix(&a.table, AT_ROWS, AT_WIDTH);
+  return a;
 }
+
+/* And the newest is in its page afterwards: another query sees it. */
+static void attend_agrees(void **state) {
+  (void)state;
+  Twins *t = twins();
+  int failures = 0;
+  static const struct {
+    AttnShape s;
+    int half;
+  } shapes[] = {{{32, 4, 64, 0.125F, 0}, 32}, {{4, 4, 128, 0.09F, 0}, 64},
+                {{6, 2, 64, 0.125F, 40}, 32}, {{20, 1, 96, 0.1F, 600}, 24},
+                {{4, 2, 64, 0.125F, 0}, 0},   {{2, 1, 20, 0.2F, 0}, 10}};
+  for (int i = 0; i < 6; i++)
+    for (int k = 0; k < 2; k++) {
+      DType type = k ? DT_BF16 : DT_F32;
+      AttnShape s = shapes[i].s;
+      int64_t width = (s.n_heads + 2L * s.n_kv_heads) * s.head_dim;
+      int64_t hd = (int64_t)s.n_heads * s.head_dim;
+      Attend a = attend_rows(type, s, shapes[i].half);
+      Pair qkv = twin_random(type, 9, 1, 2, AT_ROWS, width);
+      Pair again = twin_random(type, 10, 1, 2, AT_ROWS, width);
+      Pair out = twin_unwritten(type, 2, AT_ROWS, hd), other = twin_unwritten(type, 2, AT_ROWS, hd);
+      DecodeRows cpu = {.position_B = a.position.cpu,
+                        .len_B = a.len.cpu,
+                        .slot_B = a.slot.cpu,
+                        .table_BP = a.table.cpu};
+      DecodeRows gpu = {.position_B = a.position.gpu,
+                        .len_B = a.len.gpu,
+                        .slot_B = a.slot.gpu,
+                        .table_BP = a.table.gpu};
+      t->gpu_ops->decode_attend(t->gpu, gpu, qkv.gpu, a.cos.gpu, a.sin.gpu, s, a.k.gpu, a.v.gpu,
+                                out.gpu);
+      t->cpu_ops->decode_attend(t->cpu, cpu, qkv.cpu, a.cos.cpu, a.sin.cpu, s, a.k.cpu, a.v.cpu,
+                                out.cpu);
+      t->gpu_ops->attention_decode(t->gpu, again.gpu, a.table.gpu, a.len.gpu, s, a.k.gpu, a.v.gpu,
+                                   other.gpu);
+      t->cpu_ops->attention_decode(t->cpu, again.cpu, a.table.cpu, a.len.cpu, s, a.k.cpu, a.v.cpu,
+                                   other.cpu);
+      char name[96];
+      snprintf(name, sizeof name, "decode_attend %s H %d K %d D %d window %d half %d",
+               dtype_name(type), s.n_heads, s.n_kv_heads, s.head_dim, s.window, shapes[i].half);
+      twin_compare(name, out, k ? 1.0 / 64 : 1e-5);
+      twin_compare("  and the pages", other, k ? 1.0 / 64 : 1e-5);
+      failures += release();
+    }
+  twin_state.failures = failures;
+  twin_done();
+}
+
+/* ---- decode_advance ---- */
 
 /* Rows of several lengths, one inert from the start, over more steps than some have left. */
 static void advance_agrees(void **state) {
@@ -392,8 +486,12 @@ static void rates(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(linear_agrees),    cmocka_unit_test(codes_agree),
-    cmocka_unit_test(rows_do_not_meet), cmocka_unit_test(rope_write_agrees),
-    cmocka_unit_test(advance_agrees),   cmocka_unit_test(rates),
+    cmocka_unit_test(linear_agrees),
+    cmocka_unit_test(codes_agree),
+    cmocka_unit_test(rows_do_not_meet),
+    cmocka_unit_test(rope_write_agrees),
+    cmocka_unit_test(attend_agrees),
+    cmocka_unit_test(advance_agrees),
+    cmocka_unit_test(rates),
 };
 TEST_MAIN(tests)

@@ -38,6 +38,8 @@ void cpu_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor
 void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
                     AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
 void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO);
+void cpu_decode_attend(Device *d, DecodeRows r, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
+                       AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD);
 void cpu_decode_advance(Device *d, DecodeRows r);
 void cpu_join_columns(Device *d, int n_parts, const ColumnPart *part, Tensor x, Tensor y_NC,
                       bool add);

@@ -11,6 +11,12 @@ void cpu_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr,
   cpu_kv_write(d, qkv_NQ, slot_N, s, k_pages, v_pages);
 }
 
+void cpu_decode_attend(Device *d, DecodeRows r, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
+                       AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
+  cpu_rope_write(d, qkv_BQ, r.position_B, cos_Pr, sin_Pr, s, r.slot_B, k_pages, v_pages);
+  cpu_attention_decode(d, qkv_BQ, r.table_BP, r.len_B, s, k_pages, v_pages, out_BHD);
+}
+
 void cpu_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   const Tensor none = {0};
   Tensor in = x;

@@ -27,6 +27,7 @@ static const Ops cpu_ops = {
     .attention_decode = cpu_attention_decode,
     .rope_write = cpu_rope_write,
     .linear = cpu_linear,
+    .decode_attend = cpu_decode_attend,
     .decode_advance = cpu_decode_advance,
     .join_columns = cpu_join_columns,
     .swiglu_fwd = cpu_swiglu_fwd,

@@ -3,8 +3,9 @@
  * run one after the other as ever.
  *
  * A kernel of a chain calls wait_for_kernel_before before it reads or writes what others have to do
- * with, in every block, and then next_kernel_may_start: so whoever has waited has waited for all
- * that was queued before. */
+ * with, in every block, so it ends after all that was queued before: whoever has waited for it has
+ * waited for them. Before that it reads only what was there before the chain began: several kernels
+ * of it may be waiting at a time, where each calls next_kernel_may_start early. */
 #ifndef KERNELS_CUDA_CHAIN_H
 #define KERNELS_CUDA_CHAIN_H
 
@@ -30,10 +31,14 @@ static inline void chain_allow_shared(Kernel kernel, size_t shared) {
                                   static_cast<int>(shared)));
 }
 
-/* Of clusters of `cluster` blocks along x. */
+/* Of clusters of `cluster` blocks along x. A multiprocessor's memory is cut into cache and shared
+ * memory anew only when nothing runs on it, so all kernels of a chain ask for the same cut: with
+ * another one a kernel would wait for the end of the one before. */
 template <class... Args>
 static inline void chain_launch(cudaStream_t stream, void (*kernel)(Args...), dim3 grid,
                                 int threads, size_t shared, int cluster, Args... args) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
   cudaLaunchAttribute attribute[2] = {};
   attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute[0].val.programmaticStreamSerializationAllowed = 1;

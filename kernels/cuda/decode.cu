@@ -86,10 +86,10 @@ __device__ void advance_row(const Rows &r, int b) {
       random_number(r.seed, static_cast<uint64_t>(r.stream[b]), static_cast<uint32_t>(number + 1));
 }
 
-/* One block: it reads the step before it counts it on. */
+/* One block: it reads the step before it counts it on. What comes next may read ahead of what is
+ * right in front of it, but not ahead of this: it may not start before the end. */
 __global__ void advance_kernel(Rows r) {
   wait_for_kernel_before();
-  next_kernel_may_start();
   int step = *r.step;
   if (step < 0 || step >= r.steps) __trap();
   for (int b = static_cast<int>(threadIdx.x); b < r.batch; b += static_cast<int>(blockDim.x)) {

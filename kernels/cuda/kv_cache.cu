@@ -105,8 +105,8 @@ void cuda_kv_write(Device *d, Tensor qkv_NQ, Tensor slot_N, AttnShape s, Tensor 
   });
 }
 
-void cuda_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B,
-                           AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
+static Decode decode_of(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B, AttnShape s,
+                        Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
   int64_t batch = qkv_BQ.dim[0], H = s.n_heads, D = s.head_dim, size = k_pages.dim[1];
   require(H > 0 && s.n_kv_heads > 0 && H % s.n_kv_heads == 0 && s.window >= 0 && s.scale > 0);
   require(qkv_BQ.ndim == 2 && qkv_BQ.dim[1] == (H + 2 * s.n_kv_heads) * D);
@@ -116,9 +116,8 @@ void cuda_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tenso
   require(out_BHD.dim[1] == H * D && k_pages.dtype == qkv_BQ.dtype && batch <= 65535);
   check_pages(s, k_pages, v_pages);
   if (D < 1 || D > 256) die("decoding takes head sizes from 1 to 256, found %d", s.head_dim);
-  if (batch == 0) return;
   int64_t capacity = page_table_BP.dim[1] * size, splits = cuda_ceil(capacity, KV_SPLIT);
-  require(capacity > 0 && capacity <= INT32_MAX);
+  require(batch == 0 || (capacity > 0 && capacity <= INT32_MAX));
   if (s.window > 0) splits = std::min<int64_t>(splits, (s.window - 1) / KV_SPLIT + 2);
   Decode a = {};
   a.n_heads = s.n_heads;
@@ -137,16 +136,53 @@ void cuda_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tenso
   a.table = cuda_data<const int32_t>(page_table_BP);
   a.len = cuda_data<const int32_t>(len_B);
   a.out = out_BHD.data;
-  if (splits > 1) {
+  if (splits > 1 && batch > 0) {
     int64_t parts = batch * H * splits;
     a.part_out =
         static_cast<float *>(cuda_scratch(d, sizeof(float) * static_cast<size_t>(parts * (D + 2))));
     a.part_stat = a.part_out + parts * D;
   }
-  bool packs = D % 8 == 0 && aligned({a.qkv, a.k_pages, a.v_pages, a.out});
-  if (qkv_BQ.dtype == DT_BF16 && packs)
-    decode_mma(cuda_stream(d), a, batch);
+  return a;
+}
+
+static bool in_packs(const Decode &a) {
+  return a.head_dim % 8 == 0 && aligned({a.qkv, a.k_pages, a.v_pages, a.out});
+}
+
+void cuda_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor len_B,
+                           AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
+  Decode a = decode_of(d, qkv_BQ, page_table_BP, len_B, s, k_pages, v_pages, out_BHD);
+  int64_t batch = qkv_BQ.dim[0];
+  if (batch == 0) return;
+  if (qkv_BQ.dtype == DT_BF16 && in_packs(a))
+    decode_mma(cuda_stream(d), a, nullptr, batch);
   else
     decode_plain(cuda_stream(d), qkv_BQ.dtype, a, batch);
-  if (splits > 1) decode_combine(cuda_stream(d), qkv_BQ.dtype, a, batch);
+  if (a.splits > 1) decode_combine(cuda_stream(d), qkv_BQ.dtype, a, batch);
+}
+
+void cuda_decode_attend(Device *d, DecodeRows r, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
+                        AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD) {
+  Decode a = decode_of(d, qkv_BQ, r.table_BP, r.len_B, s, k_pages, v_pages, out_BHD);
+  int64_t batch = qkv_BQ.dim[0], turn = cos_Pr.data ? cos_Pr.dim[1] : 0;
+  if (batch == 0) return;
+  if (qkv_BQ.dtype != DT_BF16 || !in_packs(a) || turn % 8 != 0) {
+    cuda_rope_write(d, qkv_BQ, r.position_B, cos_Pr, sin_Pr, s, r.slot_B, k_pages, v_pages);
+    cuda_attention_decode(d, qkv_BQ, r.table_BP, r.len_B, s, k_pages, v_pages, out_BHD);
+    return;
+  }
+  require(is_ints(r.slot_B, batch) && 2 * turn <= s.head_dim);
+  Newest n = {};
+  n.slot = cuda_data<const int32_t>(r.slot_B);
+  if (turn > 0) {
+    require(is_ints(r.position_B, batch) && cos_Pr.ndim == 2 && sin_Pr.ndim == 2);
+    require(sin_Pr.dim[0] == cos_Pr.dim[0] && sin_Pr.dim[1] == turn);
+    n.position = cuda_data<const int32_t>(r.position_B);
+    n.cos = cuda_data<const float>(cos_Pr);
+    n.sin = cuda_data<const float>(sin_Pr);
+    n.half = static_cast<int>(turn);
+    n.places = cos_Pr.dim[0];
+  }
+  decode_mma(cuda_stream(d), a, &n, batch);
+  if (a.splits > 1) decode_combine(cuda_stream(d), DT_BF16, a, batch);
 }

@@ -27,7 +27,17 @@ struct Decode {
   float *part_out, *part_stat;
 };
 
-void decode_mma(cudaStream_t stream, const Decode &a, int64_t batch);
+/* What a whole step knows of each row's newest token: its position, its slot (-1: an inert row),
+ * the turns, rows of half a head (half 0: no rope; else a multiple of 8). */
+struct Newest {
+  const int32_t *position, *slot;
+  const float *cos, *sin;
+  int half;
+  int64_t places; /* rows of cos */
+};
+
+/* newest: NULL where all tokens are in their pages and queries are turned. */
+void decode_mma(cudaStream_t stream, const Decode &a, const Newest *newest, int64_t batch);
 void decode_plain(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 void decode_combine(cudaStream_t stream, DType type, const Decode &a, int64_t batch);
 

@@ -1,6 +1,10 @@
 /* Decoding on tensor cores: one query per sequence against its pages. A block's warps take tiles of
  * tokens in turn, each with a running softmax of its own, and add up at the end: what a warp copies
- * it alone needs, several tiles ahead, so warps wait for nothing but their own copies. */
+ * it alone needs, several tiles ahead, so warps wait for nothing but their own copies.
+ *
+ * A whole step (STEP) turns queries and the newest key on the way in, and has that token from the
+ * row itself: what it reads of pages is older than the kernel in front of it, and asked for before
+ * that one is done. */
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/mma.h"
 
@@ -11,8 +15,10 @@ struct Shape {
   static constexpr int STRIDE = D + 8, TILE = D <= 64 ? 32 : 16; /* tokens of a tile */
   static constexpr int STAGES = D <= 128 ? 3 : 2;
   static constexpr int KV = TILE * STRIDE;
-  static constexpr size_t SHARED =
-      sizeof(uint32_t) * KV_SPLIT + sizeof(bf16) * KV_WARPS * STAGES * 2 * KV;
+  static constexpr int TURNED = (KV_HEADS + 2) * STRIDE; /* queries, the newest key and value */
+  static constexpr size_t TILES = sizeof(bf16) * KV_WARPS * STAGES * 2 * KV;
+  static constexpr size_t SHARED = sizeof(uint32_t) * KV_SPLIT + TILES;
+  static constexpr size_t STEP_SHARED = SHARED + sizeof(bf16) * TURNED + sizeof(float) * D;
   static_assert(sizeof(bf16) * STAGES * 2 * KV >= sizeof(float) * KV_HEADS * (D + 2),
                 "the warps' sums take the place of their tiles");
 };
@@ -34,20 +40,92 @@ __device__ inline void load_queries(uint32_t (&q)[D / 16][4], const Decode &a,
     }
 }
 
-/* `tokens` tokens to a tile, keys first; those beyond them become zero. */
+/* `tokens` tokens to a tile, keys first; those beyond them become zero, and so does `but`. */
 template <int D>
-__device__ inline void copy_tile(bf16 *tile, const Decode &a, const uint32_t *rows, int tokens) {
+__device__ inline void copy_tile(bf16 *tile, const Decode &a, const uint32_t *rows, int tokens,
+                                 int but) {
   using S = Shape<D>;
   int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int c0 = 0; c0 < S::TILE * D / 8; c0 += 32) {
     int c = c0 + lane, row = c / (D / 8), column = c % (D / 8) * 8;
-    bool exists = row < tokens && column < a.head_dim;
+    bool exists = row < tokens && row != but && column < a.head_dim;
     int64_t at = exists ? static_cast<int64_t>(rows[row]) * a.head_dim + column : 0;
     bf16 *to = tile + row * S::STRIDE + column;
     copy_async_16(to, static_cast<const bf16 *>(a.k_pages) + at, exists);
     copy_async_16(to + S::KV, static_cast<const bf16 *>(a.v_pages) + at, exists);
   }
+}
+
+/* ---- a whole step ---- */
+
+/* The turn of the newest token's position to shared memory, [cos: half | sin: half]; its slot. */
+__device__ inline int turn_of(const Decode &a, const Newest &n, int b, float *turn) {
+  int64_t at = n.half > 0 ? n.position[b] : 0, slot = n.slot[b];
+  if (at < 0 || (n.half > 0 && at >= n.places)) __trap(); /* a broken contract */
+  if (slot < -1 || slot >= a.n_pages * a.page_size) __trap();
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * n.half; i += KV_THREADS)
+    turn[i] = i < n.half ? n.cos[at * n.half + i] : n.sin[at * n.half + i - n.half];
+  return static_cast<int>(slot);
+}
+
+/* The block's queries, turned, its newest key, turned, and value: rows of the tile `turned`. */
+template <int D>
+__device__ inline void turn_rows(bf16 *turned, const Decode &a, const DecodeBlock &block, int half,
+                                 const float *turn) {
+  using S = Shape<D>;
+  const bf16 *row_of_b = static_cast<const bf16 *>(a.qkv) + block.b * a.q_stride;
+  constexpr int PACKS = D / 8;
+#pragma unroll
+  for (int i0 = 0; i0 < (KV_HEADS + 2) * PACKS; i0 += KV_THREADS) {
+    int i = i0 + static_cast<int>(threadIdx.x), row = i / PACKS, c = i % PACKS * 8;
+    if (row >= KV_HEADS + 2) break;
+    bool query = row < KV_HEADS, exists = c < a.head_dim && (!query || row < block.n);
+    int head =
+        query ? block.first + row : a.n_heads + block.kv_head + (row > KV_HEADS ? a.n_kv_heads : 0);
+    uint4 *to = reinterpret_cast<uint4 *>(turned + row * S::STRIDE + c);
+    if (!exists) {
+      *to = make_uint4(0, 0, 0, 0);
+      continue;
+    }
+    const bf16 *x = row_of_b + head * a.head_dim + c;
+    if (row > KV_HEADS || c >= 2 * half) {
+      *to = *reinterpret_cast<const uint4 *>(x);
+      continue;
+    }
+    bool low = c < half;
+    Pack<bf16> own = pack_load(x), other = pack_load(low ? x + half : x - half);
+    const float *cos = turn + (low ? c : c - half), *sin = cos + half;
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+      own.v[e] =
+          low ? own.v[e] * cos[e] - other.v[e] * sin[e] : own.v[e] * cos[e] + other.v[e] * sin[e];
+    pack_store(reinterpret_cast<bf16 *>(to), own);
+  }
+}
+
+/* The newest key and value to their slot. */
+template <int D>
+__device__ inline void write_newest(const bf16 *turned, const Decode &a, int kv_head, int slot) {
+  int i = static_cast<int>(threadIdx.x), c = i % (D / 8) * 8, which = i / (D / 8);
+  if (which > 1 || c >= a.head_dim) return;
+  int64_t block = static_cast<int64_t>(slot / a.page_size) * a.n_kv_heads + kv_head;
+  int64_t at = (block * a.page_size + slot % a.page_size) * a.head_dim + c;
+  bf16 *pages = static_cast<bf16 *>(const_cast<void *>(which == 0 ? a.k_pages : a.v_pages));
+  *reinterpret_cast<uint4 *>(pages + at) =
+      *reinterpret_cast<const uint4 *>(turned + (KV_HEADS + which) * Shape<D>::STRIDE + c);
+}
+
+/* The newest token into its row of a warp's tile. */
+template <int D>
+__device__ inline void place_newest(bf16 *tile, const bf16 *turned, int row) {
+  using S = Shape<D>;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < 2 * (D / 8); i += 32) {
+    int which = i / (D / 8), c = i % (D / 8) * 8;
+    *reinterpret_cast<uint4 *>(tile + which * S::KV + row * S::STRIDE + c) =
+        *reinterpret_cast<const uint4 *>(turned + (KV_HEADS + which) * S::STRIDE + c);
+  }
+  __syncwarp();
 }
 
 /* The running softmax and the sums take in a tile. */
@@ -134,39 +212,55 @@ __device__ inline void finish_block(const Decode &a, const DecodeBlock &k, Split
   }
 }
 
-template <int D>
-__global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a) {
+template <int D, bool STEP>
+__global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a, Newest newest) {
   using S = Shape<D>;
   extern __shared__ __align__(16) unsigned char shared[];
   uint32_t *rows = reinterpret_cast<uint32_t *>(shared), q[D / 16][4];
   bf16 *tiles = reinterpret_cast<bf16 *>(rows + KV_SPLIT);
-  int warp = static_cast<int>(threadIdx.x / 32);
+  bf16 *turned = tiles + S::TILES / sizeof(bf16);
+  float *turn = reinterpret_cast<float *>(turned + S::TURNED);
+  int warp = static_cast<int>(threadIdx.x / 32), slot = -1;
   DecodeBlock block = decode_block(a);
-  wait_for_kernel_before();
+  if (!STEP) wait_for_kernel_before();
   next_kernel_may_start();
   SplitRange range;
   if (!split_rows(a, block.b, block.kv_head, block.split, &range, rows)) return;
-  load_queries<D>(q, a, block);
+  if (!STEP) load_queries<D>(q, a, block);
   __syncthreads();
 
   int tokens = range.end - range.first; /* tile i of the warp starts at first + i * step */
-  constexpr int STEP = S::TILE * KV_WARPS, STAGE = 2 * S::KV;
+  int last = STEP && block.split == range.splits - 1 ? tokens - 1 : -1; /* where the newest is */
+  constexpr int STEP_OF = S::TILE * KV_WARPS, STAGE = 2 * S::KV;
   bf16 *stages = tiles + warp * S::STAGES * STAGE, *next = stages;
   int first = warp * S::TILE, ahead = first;
   auto copy_next = [&]() {
-    if (ahead < tokens) copy_tile<D>(next, a, rows + ahead, tokens - ahead);
+    if (ahead < tokens) copy_tile<D>(next, a, rows + ahead, tokens - ahead, last - ahead);
     copy_async_commit();
-    ahead += STEP;
+    ahead += STEP_OF;
     next = next == stages + (S::STAGES - 1) * STAGE ? stages : next + STAGE;
   };
 #pragma unroll
   for (int i = 0; i < S::STAGES - 1; i++) copy_next();
+  if (STEP) {
+    slot = turn_of(a, newest, block.b, turn);
+    wait_for_kernel_before();
+    __syncthreads();
+    turn_rows<D>(turned, a, block, newest.half, turn);
+    __syncthreads();
+    bool writes = last >= 0 && slot >= 0 && block.first % (a.n_heads / a.n_kv_heads) == 0;
+    if (writes) write_newest<D>(turned, a, block.kv_head, slot);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) load_a(q[k], turned + 16 * k, S::STRIDE);
+  }
   float scale2 = a.scale * 1.44269504f, out[D / 8][4] = {};
   Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
-  for (const bf16 *tile = stages; first < tokens; first += STEP) {
+  for (bf16 *tile = stages; first < tokens; first += STEP_OF) {
     copy_async_wait<S::STAGES - 2>();
     __syncwarp();
     copy_next(); /* to where the tile before this one was */
+    if (STEP && last >= first && last < first + S::TILE)
+      place_newest<D>(tile, turned, last - first);
     attend_tile<D>(out, soft, q, tile, tokens - first, scale2);
     tile = tile == stages + (S::STAGES - 1) * STAGE ? stages : tile + STAGE;
   }
@@ -180,22 +274,25 @@ __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a) {
 }
 
 template <int D>
-void launch_mma(cudaStream_t stream, const Decode &a, int64_t batch) {
-  chain_allow_shared(mma_kernel<D>, Shape<D>::SHARED);
-  chain_launch(stream, mma_kernel<D>, decode_grid(a, batch), KV_THREADS, Shape<D>::SHARED, 1, a);
+void launch_mma(cudaStream_t stream, const Decode &a, const Newest *newest, int64_t batch) {
+  auto kernel = newest ? mma_kernel<D, true> : mma_kernel<D, false>;
+  size_t shared = newest ? Shape<D>::STEP_SHARED : Shape<D>::SHARED;
+  chain_allow_shared(kernel, shared);
+  chain_launch(stream, kernel, decode_grid(a, batch), KV_THREADS, shared, 1, a,
+               newest ? *newest : Newest{});
 }
 
 }  // namespace
 
-void decode_mma(cudaStream_t stream, const Decode &a, int64_t batch) {
+void decode_mma(cudaStream_t stream, const Decode &a, const Newest *newest, int64_t batch) {
   if (a.head_dim <= 32)
-    launch_mma<32>(stream, a, batch);
+    launch_mma<32>(stream, a, newest, batch);
   else if (a.head_dim <= 64)
-    launch_mma<64>(stream, a, batch);
+    launch_mma<64>(stream, a, newest, batch);
   else if (a.head_dim <= 96)
-    launch_mma<96>(stream, a, batch);
+    launch_mma<96>(stream, a, newest, batch);
   else if (a.head_dim <= 128)
-    launch_mma<128>(stream, a, batch);
+    launch_mma<128>(stream, a, newest, batch);
   else
-    launch_mma<256>(stream, a, batch);
+    launch_mma<256>(stream, a, newest, batch);
 }

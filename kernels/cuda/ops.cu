@@ -20,6 +20,7 @@ const Ops cuda_ops = {
     .attention_decode = cuda_attention_decode,
     .rope_write = cuda_rope_write,
     .linear = cuda_linear,
+    .decode_attend = cuda_decode_attend,
     .decode_advance = cuda_decode_advance,
     .join_columns = cuda_join_columns,
     .swiglu_fwd = cuda_swiglu_fwd,

@@ -35,6 +35,8 @@ void cuda_attention_decode(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tenso
 void cuda_rope_write(Device *d, Tensor qkv_NQ, Tensor positions_N, Tensor cos_Pr, Tensor sin_Pr,
                      AttnShape s, Tensor slot_N, Tensor k_pages, Tensor v_pages);
 void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO);
+void cuda_decode_attend(Device *d, DecodeRows r, Tensor qkv_BQ, Tensor cos_Pr, Tensor sin_Pr,
+                        AttnShape s, Tensor k_pages, Tensor v_pages, Tensor out_BHD);
 void cuda_decode_advance(Device *d, DecodeRows r);
 void cuda_join_columns(Device *d, int n_parts, const ColumnPart *part, Tensor x, Tensor y_NC,
                        bool add);
