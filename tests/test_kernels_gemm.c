@@ -73,36 +73,6 @@ static void gemm_nt(void **state) { (void)state, check_kind(GEMM_NT); }
 static void gemm_nn(void **state) { (void)state, check_kind(GEMM_NN); }
 static void gemm_tn(void **state) { (void)state, check_kind(GEMM_TN); }
 
-/* y = from + x W^T + b, with and without a bias, from another tensor and in place. */
-static void linear_adds(void **state) {
-  (void)state;
-  Device *d = open_cpu(2);
-  for (int i = 0; i < 4 * N_CASES; i++) {
-    Case s = cases[i / 4];
-    bool biased = i % 2, in_place = i / 2 % 2;
-    int64_t mn = s.m * s.n;
-    if (s.k == 0) continue;
-    s.alpha = 1;
-    float *x = random_floats(1, s.m * s.k, 1), *w = random_floats(2, s.n * s.k, 1);
-    float *b = random_floats(3, s.n, 5), *from = random_floats(4, mn, 5);
-    float *y = in_place ? from : filled_floats(mn, NAN);
-    double *want = zeros(mn);
-    product(GEMM_NT, &s, x, w, want);
-    for (int64_t j = 0; j < mn; j++) want[j] += (double)from[j] + (biased ? (double)b[j % s.n] : 0);
-    device_ops(d)->linear_add(d, f32_2d(x, s.m, s.k), f32_2d(w, s.n, s.k),
-                              biased ? f32_1d(b, s.n) : (Tensor){0}, f32_2d(from, s.m, s.n),
-                              f32_2d(y, s.m, s.n));
-    assert_close("linear_add", y, want, mn, 2e-6, 1);
-    free(x);
-    free(w);
-    free(b);
-    free(from);
-    if (!in_place) free(y);
-    free(want);
-  }
-  device_close(d);
-}
-
 /* NaN in the inputs must reach the result: nothing may skip it. */
 static void gemm_keeps_nan(void **state) {
   (void)state;
@@ -124,7 +94,9 @@ static void gemm_keeps_nan(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(gemm_nt),     cmocka_unit_test(gemm_nn),        cmocka_unit_test(gemm_tn),
-    cmocka_unit_test(linear_adds), cmocka_unit_test(gemm_keeps_nan),
+    cmocka_unit_test(gemm_nt),
+    cmocka_unit_test(gemm_nn),
+    cmocka_unit_test(gemm_tn),
+    cmocka_unit_test(gemm_keeps_nan),
 };
 TEST_MAIN(tests)
