@@ -208,8 +208,6 @@ typedef struct Ops {
   void (*gemm)(Device *, GemmKind kind, float alpha, Tensor a, Tensor b, float beta, Tensor c);
   /* y = x W^T + b in one pass. */
   void (*linear_bias)(Device *, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO);
-  /* y = from + x W^T + b, the residual stream: b may be absent, from may be y itself. */
-  void (*linear_add)(Device *, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor from_NO, Tensor y_NO);
 
   /* y_NC = table_VC[tokens_N] ; tokens is I32 device memory, ids in [0, V). */
   void (*embedding_fwd)(Device *, Tensor tokens_N, Tensor table_VC, Tensor y_NC);

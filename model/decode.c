@@ -57,7 +57,7 @@ static void norm_linear(Model *m, NormParams norm, Linear l, Tensor x_BC, Tensor
     apply(m, l, x_BC, y);
     return;
   }
-  norm_forward(m, norm, x_BC, norm_BC, (NormStats){0});
+  norm_forward(m, norm, x_BC, absent(), norm_BC, (NormStats){0});
   apply(m, l, norm_BC, y);
 }
 
@@ -99,10 +99,10 @@ static void decode_block(Model *m, int layer, DecodeAttend attend, void *ctx, co
   if (m->config.post_norm) {
     apply(m, qkv, a->x_BC, a->raw_BQ);
     decode_attention(m, layer, attend, ctx, a);
-    norm_forward(m, p->norm1, a->x_BC, a->norm_BC, (NormStats){0});
+    norm_forward(m, p->norm1, a->x_BC, absent(), a->norm_BC, (NormStats){0});
     apply(m, up, a->norm_BC, a->up_BU);
     decode_down(m, layer, a, a->norm_BC);
-    norm_forward(m, p->norm2, a->norm_BC, a->x_BC, (NormStats){0});
+    norm_forward(m, p->norm2, a->norm_BC, absent(), a->x_BC, (NormStats){0});
     return;
   }
   norm_linear(m, p->norm1, qkv, a->x_BC, a->norm_BC, a->raw_BQ);

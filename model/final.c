@@ -1,15 +1,17 @@
-/* Behind the last block: the final norm, and the projection to the width of
+/* Behind the last block: the last residual sum, the final norm, and the projection to the width of
  * the embedding, as far as the model has them. */
 #include "model/internal.h"
 
-FinalActs final_forward(Model *m, Tensor x_NC, bool backward_follows) {
+FinalActs final_forward(Model *m, Tensor x_NC, Tensor delta_NC, bool backward_follows) {
   const HeadParams *p = &m->params.head;
   int64_t n = x_NC.dim[0];
   FinalActs f = {.norm_NC = x_NC};
   if (p->norm.weight >= 0) {
     f.norm_NC = push_act(m, n, m->config.hidden);
     if (backward_follows) f.stats = norm_stats_push(m, n);
-    norm_forward(m, p->norm, x_NC, f.norm_NC, f.stats);
+    norm_forward(m, p->norm, x_NC, delta_NC, f.norm_NC, f.stats);
+  } else if (delta_NC.data) {
+    m->ops->axpy(m->device, 1, delta_NC, x_NC);
   }
   f.h_NE = f.norm_NC;
   if (p->project_out >= 0) {

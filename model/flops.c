@@ -101,7 +101,7 @@ int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks) {
 /* Blocks whose buffers are alive together. */
 static double block_bytes(const ModelConfig *c, const Widths *w, const PassPlan *p, double act) {
   double layers = c->n_layers, f32 = sizeof(float);
-  if (!p->train) return act * (w->cheap + w->products);
+  if (!p->train) return act * (c->hidden + w->cheap + w->products);
   double whole = recomputed_blocks(c, p->recompute, p->recompute_blocks);
   double cheap = p->recompute == RECOMPUTE_NONE ? layers : 1;
   double products = layers - whole + (whole > 0 ? 1 : 0);

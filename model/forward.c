@@ -1,7 +1,7 @@
 /* The trunk's forward: embedding, blocks of attention and MLP, residual stream.
  *
- * Each unit is gathered before its use and released after (ZeRO-3). The last product of a
- * sublayer adds the residual stream. */
+ * Each unit is gathered before its use and released after (ZeRO-3). The residual stream is never
+ * copied: a norm adds the older residual into the buffer of the newest sublayer output. */
 #include "model/internal.h"
 
 /* ---- batches ---- */
@@ -110,7 +110,7 @@ static void attention_forward(Model *m, int layer, Tensor in_NC, Tensor place_N,
                               BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   attend(m, layer, in_NC, place_N, call, a);
-  linear_add(m, a->att_NA, p->o, p->o_bias, a->x_NC, a->mid_NC);
+  linear(m, a->att_NA, p->o, p->o_bias, 1, a->mid_NC);
 }
 
 static void activate(Model *m, BlockActs *a) {
@@ -125,8 +125,7 @@ static void activate_again(Model *m, BlockActs *a) {
   if (m->config.mlp != MLP_SWIGLU) activate(m, a);
 }
 
-/* `from` is the residual. */
-static void mlp_forward(Model *m, int layer, Tensor in_NC, Tensor from_NC, BlockActs *a) {
+static void mlp_forward(Model *m, int layer, Tensor in_NC, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   linear(m, in_NC, p->up, p->up_bias, up_joined(&m->config), a->up_NU);
   if (!a->out_NC.data) {
@@ -134,47 +133,49 @@ static void mlp_forward(Model *m, int layer, Tensor in_NC, Tensor from_NC, Block
     return;
   }
   activate(m, a);
-  linear_add(m, a->act_NF, p->down, p->down_bias, from_NC, a->out_NC);
+  linear(m, a->act_NF, p->down, p->down_bias, 1, a->out_NC);
 }
 
-void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, BlockActs *a) {
+/* delta_NC: the older residual that the first norm adds to x; absent where x is whole already. */
+void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor delta_NC,
+                   BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   if (m->config.post_norm) {
     attention_forward(m, layer, a->x_NC, place_N, call, a);
-    norm_forward(m, p->norm1, a->mid_NC, a->norm1_NC, a->stats1);
-    mlp_forward(m, layer, a->norm1_NC, a->norm1_NC, a);
-    norm_forward(m, p->norm2, a->out_NC, a->norm2_NC, a->stats2);
+    norm_forward(m, p->norm1, a->mid_NC, a->x_NC, a->norm1_NC, a->stats1);
+    mlp_forward(m, layer, a->norm1_NC, a);
+    norm_forward(m, p->norm2, a->out_NC, a->norm1_NC, a->norm2_NC, a->stats2);
     return;
   }
-  norm_forward(m, p->norm1, a->x_NC, a->norm1_NC, a->stats1);
+  norm_forward(m, p->norm1, a->x_NC, delta_NC, a->norm1_NC, a->stats1);
   attention_forward(m, layer, a->norm1_NC, place_N, call, a);
-  norm_forward(m, p->norm2, a->mid_NC, a->norm2_NC, a->stats2);
-  mlp_forward(m, layer, a->norm2_NC, a->mid_NC, a);
+  norm_forward(m, p->norm2, a->mid_NC, a->x_NC, a->norm2_NC, a->stats2);
+  mlp_forward(m, layer, a->norm2_NC, a);
 }
 
-/* Neither o nor (but for post-norm, whose second norm reads it) down is multiplied again. The same
- * operations on the same values give the same bits; post-norm also writes the next block's x once
- * more. */
+/* Residuals are whole by now, so that the norms have nothing to add, and neither o nor (but for
+ * post-norm, whose second norm reads it) down is multiplied again. The same operations on the same
+ * values give the same bits; post-norm also writes the next block's x once more. */
 void block_redo_mlp(Model *m, int layer, Keep kept, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   bool post = m->config.post_norm;
   if (post)
-    norm_forward(m, p->norm1, a->mid_NC, a->norm1_NC, a->stats1);
+    norm_forward(m, p->norm1, a->mid_NC, absent(), a->norm1_NC, a->stats1);
   else
-    norm_forward(m, p->norm2, a->mid_NC, a->norm2_NC, a->stats2);
+    norm_forward(m, p->norm2, a->mid_NC, absent(), a->norm2_NC, a->stats2);
   if (kept == KEEP_PRODUCTS) {
     activate_again(m, a);
     return;
   }
   if (!post) a->out_NC = absent();
-  mlp_forward(m, layer, post ? a->norm1_NC : a->norm2_NC, a->norm1_NC, a);
-  if (post) norm_forward(m, p->norm2, a->out_NC, a->norm2_NC, a->stats2);
+  mlp_forward(m, layer, post ? a->norm1_NC : a->norm2_NC, a);
+  if (post) norm_forward(m, p->norm2, a->out_NC, a->norm1_NC, a->norm2_NC, a->stats2);
 }
 
 void block_redo_attention(Model *m, int layer, const Packed *b, Keep kept, BlockActs *a) {
   const BlockParams *p = &m->params.block[layer];
   bool post = m->config.post_norm;
-  if (!post) norm_forward(m, p->norm1, a->x_NC, a->norm1_NC, a->stats1);
+  if (!post) norm_forward(m, p->norm1, a->x_NC, absent(), a->norm1_NC, a->stats1);
   if (kept == KEEP_RESIDUALS)
     attend(m, layer, post ? a->x_NC : a->norm1_NC, b->place_N, (AttnCall){.seg = b->seg}, a);
   else if (m->config.qk_norm)
@@ -214,7 +215,7 @@ static void block_acts_push(Model *m, int n, Keep keep, int layer, TrunkActs *t)
   if (layer > 0) *a = t->block[layer - 1];
   if (layer == 0 || keep == KEEP_ALL) push_cheap(m, n, a);
   if (layer == 0 || keep >= KEEP_PRODUCTS) push_products(m, n, keep != KEEP_NOTHING, a);
-  a->mid_NC = keep == KEEP_NOTHING ? t->x_NC : push_act(m, n, c->hidden);
+  if (layer == 0 || keep != KEEP_NOTHING) a->mid_NC = push_act(m, n, c->hidden);
   a->x_NC = t->x_NC;
   Tensor leaving_NC = keep == KEEP_NOTHING ? a->x_NC : push_act(m, n, c->hidden);
   *(c->post_norm ? &a->norm2_NC : &a->out_NC) = leaving_NC;
@@ -227,12 +228,14 @@ void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, int whol
   t->whole = whole;
   t->block = mem_zalloc((size_t)c->n_layers, sizeof(BlockActs));
   embed(m, p, t);
+  t->delta_NC = absent();
   for (int l = 0; l < c->n_layers; l++) {
     BlockActs *a = &t->block[l];
     block_acts_push(m, p->n, keep, l, t);
     gather_upwards(m, unit_of_block(l));
-    block_forward(m, l, p->place_N, call, a);
+    block_forward(m, l, p->place_N, call, t->delta_NC, a);
     zeropp_release(m->zero, unit_of_block(l));
+    t->delta_NC = c->post_norm ? absent() : a->mid_NC;
   }
 }
 

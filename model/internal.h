@@ -126,8 +126,6 @@ void grad_gemm(Model *m, Tensor a, Tensor b, int param, int n_joined);
 
 /* y = x W^T + b; n_joined parameters stand for one matrix. bias < 0: none. */
 void linear(Model *m, Tensor x, int weight, int bias, int n_joined, Tensor y);
-/* y = from + x W^T + b; from may be y. */
-void linear_add(Model *m, Tensor x, int weight, int bias, Tensor from, Tensor y);
 /* dW += dy^T x, db += column sums of dy. */
 void linear_backward_weight(Model *m, Tensor dy, Tensor x, int weight, int bias, int n_joined);
 /* dx = dy W + beta dx. */
@@ -138,8 +136,8 @@ typedef struct NormStats {
   Tensor mean_N, rstd_N;
 } NormStats;
 NormStats norm_stats_push(Model *m, int64_t n);
-/* y = norm(x). y is not x. */
-void norm_forward(Model *m, NormParams p, Tensor x_NC, Tensor y_NC, NormStats s);
+/* x += delta (may be absent); y = norm(x). y is not x. */
+void norm_forward(Model *m, NormParams p, Tensor x_NC, Tensor delta_NC, Tensor y_NC, NormStats s);
 /* dx += gradient through the norm. */
 void norm_backward(Model *m, NormParams p, Tensor dy_NC, Tensor x_NC, NormStats s, Tensor dx_NC);
 
@@ -154,15 +152,16 @@ typedef struct Packed {
 } Packed;
 Packed packed_upload(Model *m, Batch b); /* dies on an id or a length the model cannot take */
 
-/* One block's activations. The last product of a sublayer adds the residual.
- *   pre-norm:  norm1(x) -> qkv .. mid = x + o; norm2(mid) -> .. out = mid + down is the next x
- *   post-norm: x -> qkv .. mid = x + o; norm1(mid) -> .. out = norm1 + down; norm2(out) is it */
+/* One block's activations. The residual stream is never copied: a norm adds the previous residual
+ * to the newest sublayer output, in the output's buffer, which so becomes the residual.
+ *   pre-norm:  norm1(x) -> qkv .. mid; norm2(mid += x) -> .. out, to which the next norm adds mid
+ *   post-norm: x -> qkv .. mid; norm1(mid += x) -> .. out; norm2(out += norm1) is the next x */
 typedef struct BlockActs {
   Tensor x_NC;                             /* the residual that enters */
   Tensor norm1_NC, raw_NQ, qkv_NQ, att_NA; /* raw: in front of the q and k norms; else qkv */
   Tensor mid_NC;                           /* the residual after attention */
   Tensor norm2_NC, up_NU, act_NF;
-  Tensor out_NC; /* the residual after the MLP. Absent: not computed */
+  Tensor out_NC; /* of the MLP. Absent: not computed */
   NormStats stats1, stats2;
   Tensor qk_rstd_NH, lse_NH;
 } BlockActs;
@@ -178,7 +177,8 @@ typedef struct TrunkActs {
   int whole;
   BlockActs *block; /* [n_layers]; malloc'ed; trunk_free */
   Tensor embed_NE;  /* in front of project_in; absent without one */
-  Tensor x_NC;      /* the residual that leaves */
+  Tensor x_NC;      /* what the final norm adds delta to */
+  Tensor delta_NC;  /* absent with post_norm */
 } TrunkActs;
 
 /* Who computes attention: packed sequences, or the caller of model_step with its KV cache. */
@@ -188,7 +188,8 @@ typedef struct AttnCall {
   void *ctx;
 } AttnCall;
 
-void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, BlockActs *a);
+void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor delta_NC,
+                   BlockActs *a);
 /* What KEEP_PRODUCTS or KEEP_RESIDUALS left out: first the MLP's side of the block, then
  * attention's. */
 void block_redo_mlp(Model *m, int layer, Keep kept, BlockActs *a);
@@ -226,13 +227,13 @@ size_t sliced_block_bytes(const Model *m, int rows);
 
 /* ---- the final norm and projection (final.c) ---- */
 typedef struct FinalActs {
-  Tensor norm_NC; /* x itself where the model has no final norm */
+  Tensor norm_NC; /* x + delta itself where the model has no final norm */
   NormStats stats;
   Tensor h_NE; /* what the head reads; norm itself without project_out */
 } FinalActs;
-/* The head's unit must be FULL. */
-FinalActs final_forward(Model *m, Tensor x_NC, bool backward_follows);
-/* dx_NC = gradient of x, written whole. */
+/* The head's unit must be FULL. x becomes x + delta. */
+FinalActs final_forward(Model *m, Tensor x_NC, Tensor delta_NC, bool backward_follows);
+/* dx_NC = gradient of x + delta, written whole. */
 void final_backward(Model *m, const FinalActs *f, Tensor x_NC, Tensor dh_NE, Tensor dx_NC);
 
 /* ---- the heads (head.c) ---- */

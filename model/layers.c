@@ -16,11 +16,6 @@ void linear(Model *m, Tensor x, int weight, int bias, int n_joined, Tensor y) {
     m->ops->gemm(m->device, GEMM_NT, 1, x, w, 0, y);
 }
 
-void linear_add(Model *m, Tensor x, int weight, int bias, Tensor from, Tensor y) {
-  Tensor b = bias >= 0 ? zeropp_weight(m->zero, bias) : absent();
-  m->ops->linear_add(m->device, x, zeropp_weight(m->zero, weight), b, from, y);
-}
-
 void linear_backward_weight(Model *m, Tensor dy, Tensor x, int weight, int bias, int n_joined) {
   grad_gemm(m, dy, x, weight, n_joined);
   if (bias >= 0) m->ops->bias_grad(m->device, dy, zeropp_grad_joined(m->zero, bias, n_joined));
@@ -37,14 +32,14 @@ NormStats norm_stats_push(Model *m, int64_t n) {
   return s;
 }
 
-void norm_forward(Model *m, NormParams p, Tensor x_NC, Tensor y_NC, NormStats s) {
+void norm_forward(Model *m, NormParams p, Tensor x_NC, Tensor delta_NC, Tensor y_NC, NormStats s) {
   float eps = m->config.norm_eps;
   Tensor w_C = zeropp_weight(m->zero, p.weight);
   if (m->config.norm == NORM_LAYER)
-    m->ops->layernorm_fwd(m->device, x_NC, absent(), w_C, zeropp_weight(m->zero, p.bias), eps, y_NC,
+    m->ops->layernorm_fwd(m->device, x_NC, delta_NC, w_C, zeropp_weight(m->zero, p.bias), eps, y_NC,
                           s.mean_N, s.rstd_N);
   else
-    m->ops->rmsnorm_fwd(m->device, x_NC, absent(), w_C, eps, y_NC, s.rstd_N);
+    m->ops->rmsnorm_fwd(m->device, x_NC, delta_NC, w_C, eps, y_NC, s.rstd_N);
 }
 
 void norm_backward(Model *m, NormParams p, Tensor dy_NC, Tensor x_NC, NormStats s, Tensor dx_NC) {

@@ -25,7 +25,7 @@ static Inference inference_begin(Model *m, Batch b, int n_rows) {
   TrunkActs t;
   trunk_forward(m, &p, (AttnCall){.seg = p.seg}, KEEP_NOTHING, 0, &t);
   head_gather(m);
-  f.h_NE = final_forward(m, t.x_NC, false).h_NE;
+  f.h_NE = final_forward(m, t.x_NC, t.delta_NC, false).h_NE;
   trunk_free(&t);
   return f;
 }
@@ -94,7 +94,7 @@ static Training training_begin(Model *m, Batch b, int n_rows) {
   prefetch_last_blocks(m);
   if (head_has_unit(m)) zeropp_open_grad(m->zero, unit_of_head(m));
   if (head_is_tied(m)) zeropp_open_grad(m->zero, 0);
-  t.final = final_forward(m, t.trunk.x_NC, true);
+  t.final = final_forward(m, t.trunk.x_NC, t.trunk.delta_NC, true);
   return t;
 }
 

@@ -208,15 +208,15 @@ static void sliced_block(const Sliced *s, int layer, DecodeAttend attend, void *
   Tensor h_NC = push_act(m, s->rows.all, m->config.hidden);
   if (m->config.post_norm) {
     sliced_attention(s, layer, attend, ctx, x_NC, x_NC);
-    norm_forward(m, p->norm1, x_NC, h_NC, (NormStats){0});
+    norm_forward(m, p->norm1, x_NC, absent(), h_NC, (NormStats){0});
     Tensor in_NC = push_act(m, s->rows.all, m->config.hidden);
     device_copy(m->device, in_NC.data, h_NC.data, tensor_bytes(h_NC));
     sliced_mlp(s, layer, in_NC, h_NC);
-    norm_forward(m, p->norm2, h_NC, x_NC, (NormStats){0});
+    norm_forward(m, p->norm2, h_NC, absent(), x_NC, (NormStats){0});
   } else {
-    norm_forward(m, p->norm1, x_NC, h_NC, (NormStats){0});
+    norm_forward(m, p->norm1, x_NC, absent(), h_NC, (NormStats){0});
     sliced_attention(s, layer, attend, ctx, h_NC, x_NC);
-    norm_forward(m, p->norm2, x_NC, h_NC, (NormStats){0});
+    norm_forward(m, p->norm2, x_NC, absent(), h_NC, (NormStats){0});
     sliced_mlp(s, layer, h_NC, x_NC);
   }
   arena_pop(m->arena, mark);
@@ -264,7 +264,7 @@ static void sliced_head(const Sliced *s, Tensor wanted_R, Tensor x_NC, Tensor lo
   require(logits_RV.dim[0] == heads.own && h_RE.dim[0] == heads.all);
   if (p->norm.weight >= 0) {
     Tensor norm_RC = push_act(m, heads.all, m->config.hidden);
-    norm_forward(m, p->norm, h_RE, norm_RC, (NormStats){0});
+    norm_forward(m, p->norm, h_RE, absent(), norm_RC, (NormStats){0});
     h_RE = norm_RC;
   }
   if (p->project_out >= 0) {

@@ -36,13 +36,15 @@ static void step_head(Model *m, const TrunkActs *t, int n_rows, const int32_t *r
   const Ops *op = m->ops;
   int hidden = m->config.hidden;
   if (is_every_row(rows, n_rows, t->x_NC.dim[0])) {
-    Tensor h_NE = final_forward(m, t->x_NC, false).h_NE;
+    Tensor h_NE = final_forward(m, t->x_NC, t->delta_NC, false).h_NE;
     op->gemm(m->device, GEMM_NT, 1, h_NE, head_weight(m), 0, logits_RV);
     return;
   }
   Tensor rows_R = push_i32(m, n_rows, rows), x_RC = push_act(m, n_rows, hidden);
+  Tensor delta_RC = t->delta_NC.data ? push_act(m, n_rows, hidden) : absent();
   op->gather_rows(m->device, t->x_NC, rows_R, x_RC);
-  Tensor h_RE = final_forward(m, x_RC, false).h_NE;
+  if (delta_RC.data) op->gather_rows(m->device, t->delta_NC, rows_R, delta_RC);
+  Tensor h_RE = final_forward(m, x_RC, delta_RC, false).h_NE;
   op->gemm(m->device, GEMM_NT, 1, h_RE, head_weight(m), 0, logits_RV);
 }
 

@@ -132,33 +132,6 @@ static void bias_comes_with_the_product(void **state) {
   twin_done();
 }
 
-/* y = from + x W^T + b, from another tensor and in place. */
-static void the_residual_comes_with_the_product(void **state) {
-  (void)state;
-  Twins *t = twins();
-  for (int s = 0; s < N_SHAPES; s++)
-    for (int k = 0; k < 8; k++) {
-      const int64_t *z = shapes[s];
-      Types ty = types[k % 2];
-      bool biased = k / 2 % 2, in_place = k / 4;
-      Pair x = twin_random(ty.in, 1, 1, 2, z[0], z[2]), w = twin_random(ty.in, 2, 1, 2, z[1], z[2]);
-      Pair b = biased ? twin_random(ty.in, 3, 10, 1, z[1]) : twin_absent();
-      Pair y = in_place ? twin_random(ty.out, 4, 5, 2, z[0], z[1])
-                        : twin_unwritten(ty.out, 2, z[0], z[1]);
-      Pair from = in_place ? y : twin_random(ty.out, 4, 5, 2, z[0], z[1]);
-      t->cpu_ops->linear_add(t->cpu, x.cpu, w.cpu, b.cpu, from.cpu, y.cpu);
-      t->gpu_ops->linear_add(t->gpu, x.gpu, w.gpu, b.gpu, from.gpu, y.gpu);
-      char what[96];
-      snprintf(what, sizeof what, "residual %s m %lld n %lld k %lld%s%s", ty.name, (long long)z[0],
-               (long long)z[1], (long long)z[2], biased ? " bias" : "",
-               in_place ? " in place" : "");
-      twin_compare(what, y, (biased ? 3 : 2) * bound_of(ty)); /* as above, rounded once more each */
-      if (!in_place) twin_compare("what it came from", from, 0);
-      twin_release();
-    }
-  twin_done();
-}
-
 /* Numbers of a normal distribution, a million of them over and over: the GPU's power, and with it
  * its clock, depends on them. */
 static Tensor gpu_numbers(Device *d, DType type, int64_t rows, int64_t cols) {
@@ -345,14 +318,9 @@ static void speed_of_decoding(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(products_agree),
-    cmocka_unit_test(any_address_will_do),
-    cmocka_unit_test(sizes_of_zero),
-    cmocka_unit_test(bias_comes_with_the_product),
-    cmocka_unit_test(the_residual_comes_with_the_product),
-    cmocka_unit_test(same_bits_twice),
-    cmocka_unit_test(rows_do_not_depend_on_each_other),
-    cmocka_unit_test(speed_of_training),
-    cmocka_unit_test(speed_of_decoding),
+    cmocka_unit_test(products_agree),    cmocka_unit_test(any_address_will_do),
+    cmocka_unit_test(sizes_of_zero),     cmocka_unit_test(bias_comes_with_the_product),
+    cmocka_unit_test(same_bits_twice),   cmocka_unit_test(rows_do_not_depend_on_each_other),
+    cmocka_unit_test(speed_of_training), cmocka_unit_test(speed_of_decoding),
 };
 TEST_MAIN(tests)

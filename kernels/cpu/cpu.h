@@ -57,7 +57,6 @@ void cpu_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor 
                 SeenTokens seen, KeptTokens kept, Tensor token_B, Tensor logprob_B);
 void cpu_keep_only(Device *d, Tensor bits_RW, Tensor logits_RV);
 void cpu_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO);
-void cpu_linear_add(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor from_NO, Tensor y_NO);
 void cpu_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v, Tensor out);
 double cpu_sum_squares(Device *d, Tensor x);
 void cpu_axpy(Device *d, float alpha, Tensor x, Tensor y);

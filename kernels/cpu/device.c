@@ -11,7 +11,6 @@
 static const Ops cpu_ops = {
     .gemm = cpu_gemm,
     .linear_bias = cpu_linear_bias,
-    .linear_add = cpu_linear_add,
     .embedding_fwd = cpu_embedding_fwd,
     .embedding_bwd = cpu_embedding_bwd,
     .rmsnorm_fwd = cpu_rmsnorm_fwd,

@@ -18,13 +18,6 @@ void cpu_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_N
   cpu_bias_add(d, y_NO, b_O);
 }
 
-void cpu_linear_add(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor from_NO, Tensor y_NO) {
-  require(is_f32_2d(from_NO, y_NO.dim[0], y_NO.dim[1]));
-  if (from_NO.data != y_NO.data) device_copy(d, y_NO.data, from_NO.data, tensor_bytes(y_NO));
-  cpu_gemm(d, GEMM_NT, 1, x_NC, w_OC, 1, y_NO);
-  if (b_O.data) cpu_bias_add(d, y_NO, b_O);
-}
-
 void cpu_bias_grad(Device *d, Tensor dy_NC, Tensor db_C) {
   int64_t n = dy_NC.dim[0], c = dy_NC.dim[1];
   require(is_f32(dy_NC, 2) && is_f32_1d(db_C, c));

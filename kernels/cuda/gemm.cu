@@ -16,7 +16,6 @@
 #include "kernels/cuda/gemm_plan.h"
 #include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/ops.h"
-#include "kernels/cuda/rows.h"
 
 enum { ALIGN_MOST = 16 };
 
@@ -109,14 +108,13 @@ static void prefer(CudaGemm *g, const GemmKey *k) {
   LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
      CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums);
   const uint32_t a = static_cast<uint32_t>(k->align[0]), b = static_cast<uint32_t>(k->align[1]),
-                 c = static_cast<uint32_t>(k->align[2]),
-                 from = k->from ? static_cast<uint32_t>(k->from) : c;
+                 c = static_cast<uint32_t>(k->align[2]);
   LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &b, sizeof b);
   LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &a, sizeof a);
   LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
-     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &from, sizeof from);
+     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c, sizeof c);
   LT(g, cublasLtMatmulPreferenceSetAttribute, g->preference,
      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c, sizeof c);
 }
@@ -154,7 +152,7 @@ static uint64_t hash_of(const GemmKey *key) {
 }
 
 static GemmPlan *plan_of(CudaGemm *g, const GemmKey *key) {
-  static_assert(sizeof *key == 3 * 8 + 10 * 4, "no padding");
+  static_assert(sizeof *key == 3 * 8 + 8 * 4, "no padding");
   GemmPlan *p = &g->plan[hash_of(key) % GEMM_PLANS];
   if (!p->made || memcmp(&p->key, key, sizeof *key) != 0) make_plan(g, p, key);
   return p;
@@ -162,18 +160,17 @@ static GemmPlan *plan_of(CudaGemm *g, const GemmKey *key) {
 
 /* ---- products ---- */
 
-static GemmKey key_of(GemmKind kind, const GemmCall *x) {
+static GemmKey key_of(GemmKind kind, Tensor a, Tensor b, Tensor c, Tensor bias) {
   GemmKey key = {};
-  key.m = x->c.dim[0];
-  key.n = x->c.dim[1];
-  key.k = kind == GEMM_TN ? x->a.dim[0] : x->a.dim[1];
+  key.m = c.dim[0];
+  key.n = c.dim[1];
+  key.k = kind == GEMM_TN ? a.dim[0] : a.dim[1];
   key.kind = kind;
-  key.type = x->a.dtype;
-  key.c_type = x->c.dtype;
-  key.bias = x->bias.data != nullptr;
-  const Tensor all[] = {x->a, x->b, x->c, x->bias};
+  key.type = a.dtype;
+  key.c_type = c.dtype;
+  key.bias = bias.data != nullptr;
+  const Tensor all[] = {a, b, c, bias};
   for (int i = 0; i < 4; i++) key.align[i] = alignment(all[i]);
-  if (x->from.data) key.from = alignment(x->from);
   return key;
 }
 
@@ -185,8 +182,7 @@ void gemm_run(Device *d, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, co
        sizeof x->bias.data);
   void *workspace = cuda_scratch(d, GEMM_WORKSPACE);
   LT(g, cublasLtMatmul, g->handle, p->desc, &x->alpha, x->b.data, p->b, x->a.data, p->a, &x->beta,
-     x->from.data ? x->from.data : x->c.data, p->c, to, p->c, algo, workspace, GEMM_WORKSPACE,
-     cuda_stream(d));
+     x->c.data, p->c, to, p->c, algo, workspace, GEMM_WORKSPACE, cuda_stream(d));
 }
 
 /* Uses of a plan after which it is tuned, which costs about 30 of them, and a second where they are
@@ -200,12 +196,12 @@ static int tuned_after(const GemmKey *k) {
   return decoding ? 4 : 64;
 }
 
-/* C = alpha op(A) op(B) + beta from, + bias in every row where there is one. False: not with a
- * bias. */
+/* C = alpha op(A) op(B) + beta C, + bias in every row where there is one. False: not with a bias.
+ */
 static bool multiply(Device *d, GemmKind kind, GemmCall x) {
-  if (!x.from.data && gemm_rows(d, kind, &x)) return true;
+  if (gemm_rows(d, kind, &x)) return true;
   CudaGemm *g = cuda_of(d)->gemm;
-  GemmKey key = key_of(kind, &x);
+  GemmKey key = key_of(kind, x.a, x.b, x.c, x.bias);
   GemmPlan *p = plan_of(g, &key);
   if (!p->possible && key.bias) return false;
   if (!p->possible)
@@ -230,22 +226,7 @@ void cuda_gemm(Device *d, GemmKind kind, float alpha, Tensor a, Tensor b, float 
   if (k == 0)
     cuda_scale(d, beta, c);
   else
-    multiply(d, kind, {alpha, beta, a, b, c, {}, {}});
-}
-
-void cuda_linear_add(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor from_NO, Tensor y_NO) {
-  require(x_NC.ndim == 2 && w_OC.ndim == 2 && y_NO.ndim == 2 && is_float(x_NC.dtype));
-  require(w_OC.dtype == x_NC.dtype && y_NO.dtype == x_NC.dtype && x_NC.dim[1] == w_OC.dim[1]);
-  require(y_NO.dim[0] == x_NC.dim[0] && y_NO.dim[1] == w_OC.dim[0] && x_NC.dim[1] > 0);
-  require(is_2d(from_NO, y_NO.dtype, y_NO.dim[0], y_NO.dim[1]));
-  require(!b_O.data || is_1d(b_O, y_NO.dtype, y_NO.dim[1]));
-  if (tensor_numel(y_NO) == 0) return;
-  GemmCall call = {1, 1, x_NC, w_OC, y_NO, b_O, from_NO};
-  if (from_NO.data == y_NO.data) call.from = {};
-  if (multiply(d, GEMM_NT, call)) return;
-  call.bias = {};
-  multiply(d, GEMM_NT, call);
-  cuda_bias_add(d, y_NO, b_O);
+    multiply(d, kind, {alpha, beta, a, b, c, {}});
 }
 
 void cuda_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO) {
@@ -254,7 +235,7 @@ void cuda_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_
   require(w_OC.dtype == x_NC.dtype && y_NO.dtype == x_NC.dtype && x_NC.dim[1] == w_OC.dim[1]);
   require(y_NO.dim[0] == x_NC.dim[0] && y_NO.dim[1] == w_OC.dim[0]);
   if (y_NO.dim[0] > 0 && y_NO.dim[1] > 0 && x_NC.dim[1] > 0 &&
-      multiply(d, GEMM_NT, {1, 0, x_NC, w_OC, y_NO, b_O, {}}))
+      multiply(d, GEMM_NT, {1, 0, x_NC, w_OC, y_NO, b_O}))
     return;
   cuda_gemm(d, GEMM_NT, 1, x_NC, w_OC, 0, y_NO);
   cuda_bias_add(d, y_NO, b_O);

@@ -11,8 +11,6 @@ struct GemmKey {
   int32_t kind, type, c_type;
   int32_t bias;
   int32_t align[4]; /* of a, b, c, bias: bytes, at most 16 */
-  int32_t from;     /* its alignment; 0: there is none */
-  int32_t unused;
 };
 
 struct GemmPlan {
@@ -34,10 +32,10 @@ struct CudaGemm {
   GemmPlan plan[GEMM_PLANS];
 };
 
-/* The operands of one product: c = alpha a b + beta from + bias; from absent: c itself. */
+/* The operands of one product. */
 struct GemmCall {
   float alpha, beta;
-  Tensor a, b, c, bias, from;
+  Tensor a, b, c, bias;
 };
 
 void gemm_check_at(const CudaGemm *g, cublasStatus_t s, const char *call, const char *file,

@@ -4,7 +4,6 @@
 const Ops cuda_ops = {
     .gemm = cuda_gemm,
     .linear_bias = cuda_linear_bias,
-    .linear_add = cuda_linear_add,
     .embedding_fwd = cuda_embedding_fwd,
     .embedding_bwd = cuda_embedding_bwd,
     .rmsnorm_fwd = cuda_rmsnorm_fwd,

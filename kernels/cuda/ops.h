@@ -54,7 +54,6 @@ void cuda_sample(Device *d, Tensor logits_BV, SampleParams p, Tensor u_B, Tensor
                  SeenTokens seen, KeptTokens kept, Tensor token_B, Tensor logprob_B);
 void cuda_keep_only(Device *d, Tensor bits_RW, Tensor logits_RV);
 void cuda_linear_bias(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor y_NO);
-void cuda_linear_add(Device *d, Tensor x_NC, Tensor w_OC, Tensor b_O, Tensor from_NO, Tensor y_NO);
 void cuda_adamw(Device *d, AdamW p, Tensor w, Tensor g, Tensor m, Tensor v, Tensor out);
 double cuda_sum_squares(Device *d, Tensor x);
 void cuda_axpy(Device *d, float alpha, Tensor x, Tensor y);
