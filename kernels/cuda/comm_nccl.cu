@@ -13,6 +13,7 @@
 #include <atomic>
 
 #include "kernels/cuda/comm.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/lib_nccl.h"
 
 struct NcclGroup {
@@ -127,6 +128,7 @@ static int share_id(Comm *host, ncclUniqueId *id, Error *err) {
 
 CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, Error *err) {
   LongCall l{};
+  gemm_in_company(cuda_of(d)->gemm);
   l.gpu = cuda_of(d)->gpu;
   l.size = comm_size(host);
   l.rank = comm_rank(host);

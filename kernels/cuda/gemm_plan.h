@@ -22,6 +22,12 @@ struct GemmPlan {
   int uses;
 };
 
+/* Products that keep all tensor cores busy for long, and come one after another in training. */
+static inline bool gemm_is_heavy(const GemmKey *k) {
+  return 2.0 * static_cast<double>(k->m) * static_cast<double>(k->n) * static_cast<double>(k->k) >
+         5e10;
+}
+
 /* Batches of many lengths pass by in a run; a plan gives its place to a later one of its hash. */
 enum { GEMM_PLANS = 1024 };
 
@@ -29,6 +35,7 @@ struct CudaGemm {
   CublasLt lt;
   cublasLtHandle_t handle;
   cublasLtMatmulPreference_t preference;
+  bool in_company;
   GemmPlan plan[GEMM_PLANS];
 };
 

@@ -18,11 +18,10 @@
 #include "kernels/cuda/gemm_plan.h"
 
 enum { MOST = 8, ROUNDS = 3, TURNS = 3 };
-static const float SETTLE_MS = 30, RUN_MS = 50;
+static const float SETTLE_MS = 20, RUN_MS = 40;
 static const float NEVER = FLT_MAX;
 static const float SLOWER = 1.25f; /* than the fastest by itself: not tried at length */
-static const float BEHIND = 1.05f; /* in a row: not tried again */
-static const double HEAVY_FLOPS = 5e10;
+static const float BEHIND = 1.08f; /* in a row: not tried again */
 
 struct AlgoKind {
   int32_t id, split;
@@ -113,12 +112,6 @@ static float steady_time(Device *d, Trial *t, const GemmPlan *p, const cublasLtM
   return time_of(d, t, p, algo, x, to, runs) / static_cast<float>(runs);
 }
 
-/* Products that keep all tensor cores busy for long, and come one after another in training. */
-static bool is_heavy(const GemmKey *k) {
-  return 2.0 * static_cast<double>(k->m) * static_cast<double>(k->n) * static_cast<double>(k->k) >
-         HEAVY_FLOPS;
-}
-
 /* Milliseconds of each by itself; NEVER where it is of another kind than the favourite, found[0],
  * or gives other bits. */
 static void single_times(Device *d, Trial *t, const GemmPlan *p,
@@ -170,7 +163,7 @@ static void take_fastest(Device *d, Trial *t, GemmPlan *p,
                          const cublasLtMatmulHeuristicResult_t *found, int n, const GemmCall *x) {
   float ms[MOST], best = NEVER;
   single_times(d, t, p, found, n, x, ms);
-  if (is_heavy(&p->key)) steady_times(d, t, p, found, n, x, ms);
+  if (gemm_is_heavy(&p->key)) steady_times(d, t, p, found, n, x, ms);
   for (int i = 0; i < n; i++) {
     if (ms[i] == NEVER || (best < NEVER && ms[i] >= 0.99f * best)) continue;
     best = ms[i];
