@@ -41,7 +41,7 @@ bool buckets_fill(const GenParams *p, DeviceKind kind) {
 }
 
 int bucket_rows(const GenParams *p, DeviceKind kind, int n) {
-  static const int sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+  static const int sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256};
   enum { SIZES = sizeof sizes / sizeof *sizes, STEP = 64 };
   if (!buckets_fill(p, kind)) return n;
   for (int i = 0; i < SIZES; i++)
