@@ -78,6 +78,7 @@ static void check(Case c, DType type, size_t room) {
   if (want.bytes <= room) {
     compare_bytes(c.name, "stream", gpu_wire, aligned, want.bytes);
     device_upload(t->gpu, last.gpu.data, before, 2 * (size_t)c.n);
+    gpu.room = want.bytes;
     t->gpu_ops->delta_apply(t->gpu, 1, &gpu);
     compare_bytes(c.name, "patched", last.gpu.data, bits, 2 * (size_t)c.n);
   }
@@ -99,17 +100,12 @@ static void streams_are_the_cpus(void **state) {
   (void)state;
   twins();
   static const Case cases[] = {
-      {"nothing", 5000, 0, 1, 0},
-      {"empty", 1, 0.5, 1, 1},
-      {"a few", 100003, 0.01, 1, 0},
-      {"unaligned", 100003, 0.03, 1, 3},
-      {"lists and maps", 300001, 0.085, 2, 0},
-      {"maps", 70001, 0.3, 7, 0},
-      {"far", 50021, 0.02, 0, 0},
-      {"far, maps", 50021, 0.4, 0, 5},
-      {"all", 9001, 1, 1, 0},
-      {"all, far", 9001, 1, 0, 0},
-      {"one block", 4096, 0.1, 9, 0},
+      {"nothing", 5000, 0, 1, 0},           {"empty", 1, 0.5, 1, 1},
+      {"very few", 100003, 0.003, 0, 0},    {"a few", 100003, 0.01, 1, 0},
+      {"unaligned", 100003, 0.03, 1, 3},    {"lists and maps", 300001, 0.085, 2, 0},
+      {"maps", 70001, 0.3, 7, 0},           {"far", 50021, 0.02, 0, 0},
+      {"far, maps", 50021, 0.4, 0, 5},      {"all", 9001, 1, 1, 0},
+      {"all, far", 9001, 1, 0, 0},          {"one block", 4096, 0.1, 9, 0},
       {"many blocks", 3000017, 0.02, 1, 0},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -206,6 +202,34 @@ static void any_bits_arrive(void **state) {
   twin_done();
 }
 
+/* Blocks that say little, and among them a list and a bitmap. */
+static void much_among_little(void **state) {
+  (void)state;
+  enum { BLOCKS = 61, N = BLOCKS * DELTA_BLOCK - 100, ROOM = 8 * N };
+  Twins *t = twins();
+  static uint16_t now[N], last[N];
+  for (int i = 0; i < N; i++) {
+    RngBlock r = rng_block(22, 1, (uint64_t)i);
+    const int block = i / DELTA_BLOCK;
+    const uint32_t share = block == 17 ? 200 : block == 42 ? 50 : 2; /* of 1000 */
+    last[i] = (uint16_t)r.v[0];
+    now[i] = r.v[1] % 1000 >= share ? last[i] : (uint16_t)(last[i] + 5 + r.v[2] % 5);
+  }
+  Pair a = twin_bytes(DT_BF16, now, N), b = twin_bytes(DT_BF16, last, N);
+  char *wire = device_alloc(t->gpu, ROOM);
+  DeltaSize size, *gpu_size = device_alloc(t->gpu, sizeof size);
+  DeltaPart part = {a.gpu, b.gpu, wire, ROOM};
+  t->gpu_ops->delta_encode(t->gpu, 1, &part, gpu_size);
+  device_download(t->gpu, &size, gpu_size, sizeof size);
+  device_upload(t->gpu, b.gpu.data, last, sizeof last);
+  part.room = size.bytes;
+  t->gpu_ops->delta_apply(t->gpu, 1, &part);
+  compare_bytes("much among little", "patched", b.gpu.data, now, sizeof now);
+  device_free(t->gpu, wire);
+  device_free(t->gpu, gpu_size);
+  twin_done();
+}
+
 /* ---- speed ---- */
 
 /* Weights go from the first of two values to the other and back, so that each encode finds the same
@@ -286,6 +310,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(streams_are_the_cpus),
     cmocka_unit_test(many_parts_at_once),
     cmocka_unit_test(any_bits_arrive),
+    cmocka_unit_test(much_among_little),
     cmocka_unit_test(speed),
 };
 TEST_MAIN(tests)

@@ -37,9 +37,10 @@ __global__ void __launch_bounds__(32 * WRITE_WARPS)
   const int64_t first = notes.first + static_cast<int64_t>(blockIdx.x) * WRITE_BLOCKS;
   const int64_t part = job.part[delta_part_of(job, first)].first_block;
   wait_for_kernel_before();
+  const uint32_t counts = counts_of(notes, first);
   const uint64_t before =
       block_sum(sum_lengths(notes, part > notes.first ? part : notes.first, first));
-  if (threadIdx.x < 32) place_blocks(job, notes, first, before, from, to, sh, sizes);
+  if (threadIdx.x < 32) place_blocks(job, notes, first, counts, before, from, to, sh, sizes);
   __syncthreads();
   write_blocks(job, notes, first, sh);
 }

@@ -1,11 +1,19 @@
 /* Deltas of BF16 vectors at the other side, and checksums of them. A thread block takes a block of
- * the stream. */
+ * the stream, so that what it changes is asked for at once, from places near each other; where
+ * blocks say little, each of its warps takes one. */
 #include "kernels/cuda/delta.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/rows.h"
 
 namespace {
 
-enum { SUM_UNROLL = 4, SUM_BLOCKS = 8 /* of a multiprocessor */ };
+enum {
+  SHORT_LIST = 32, /* changes, one a lane */
+  APPLY_WARPS = DELTA_THREADS / 32,
+  APPLY_RESIDENT = 8, /* thread blocks of a multiprocessor */
+  SUM_UNROLL = 4,
+  SUM_BLOCKS = 8 /* of a multiprocessor */
+};
 
 struct Block {
   uint16_t *x;
@@ -38,6 +46,17 @@ __device__ void apply_list(const Block &b) {
       b.x[place] = changed(b, b.x[place], code, escapes + static_cast<int>(before));
     escapes += static_cast<int>(total);
   }
+}
+
+/* By one warp. */
+__device__ void apply_short_list(const Block &b) {
+  const int lane = threadIdx.x % 32;
+  const int entry = lane < b.changes ? reinterpret_cast<const uint16_t *>(b.in)[lane] : 0;
+  const int place = entry / 16, code = entry % 16;
+  const unsigned escapes = __ballot_sync(0xffffffffu, code == DELTA_ESCAPE);
+  if (lane >= b.changes) return;
+  check(place < b.n);
+  b.x[place] = changed(b, b.x[place], code, __popc(escapes & ((1u << lane) - 1)));
 }
 
 /* n codes, at most 16, from the k-th on, the first the lowest four bits. */
@@ -92,34 +111,61 @@ __device__ void apply_bitmap(const Block &b) {
   if (bits) apply_bits(b, 16 * t, bits, codes, static_cast<int>(before));
 }
 
-__global__ void __launch_bounds__(DELTA_THREADS)
-    apply_kernel(const __grid_constant__ DeltaJob job) {
-  const DeltaSpan &p = job.part[delta_part_of(job, blockIdx.x)];
-  int64_t block = static_cast<int64_t>(blockIdx.x) - p.first_block;
-  DeltaHead head = reinterpret_cast<const DeltaHead *>(p.wire)[block];
-  if (head.changes == 0) return;
-  uint64_t end = 4 * static_cast<uint64_t>(head.at) + delta_block_bytes(head.changes, head.escapes);
-  int64_t n = p.n - block * DELTA_BLOCK;
+/* What the stream says of a block of the launch; no changes: nothing, or no such block. */
+__device__ Block block_of(const DeltaJob &job, int64_t number, int64_t blocks) {
+  if (number >= blocks) return {};
+  const DeltaSpan &p = job.part[delta_part_of(job, number)];
+  const int64_t block = number - p.first_block, left = p.n - block * DELTA_BLOCK;
+  const DeltaHead head = reinterpret_cast<const DeltaHead *>(p.wire)[block];
+  if (head.changes == 0) return {};
+  const uint64_t at = 4 * static_cast<uint64_t>(head.at);
+  const uint64_t end = at + delta_block_bytes(head.changes, head.escapes);
   check(head.changes <= DELTA_BLOCK && head.escapes <= head.changes && end <= p.room);
-  const uint8_t *in = reinterpret_cast<const uint8_t *>(p.wire) + 4 * static_cast<size_t>(head.at);
-  Block b = {p.last + block * DELTA_BLOCK,
-             in,
-             reinterpret_cast<const uint16_t *>(in + delta_codes_bytes(head.changes)),
-             head.changes,
-             head.escapes,
-             static_cast<int>(n < DELTA_BLOCK ? n : DELTA_BLOCK)};
+  const uint8_t *in = reinterpret_cast<const uint8_t *>(p.wire) + at;
+  return {p.last + block * DELTA_BLOCK,
+          in,
+          reinterpret_cast<const uint16_t *>(in + delta_codes_bytes(head.changes)),
+          head.changes,
+          head.escapes,
+          static_cast<int>(left < DELTA_BLOCK ? left : DELTA_BLOCK)};
+}
+
+/* By all threads. */
+__device__ void apply_block(const Block &b) {
+  if (b.changes == 0) return;
   if (delta_is_list(b.changes))
     apply_list(b);
   else
     apply_bitmap(b);
 }
 
+__global__ void __launch_bounds__(DELTA_THREADS, APPLY_RESIDENT)
+    apply_kernel(const __grid_constant__ DeltaJob job, int64_t blocks) {
+  apply_block(block_of(job, blockIdx.x, blocks));
+}
+
+/* Each warp a block; the few that are no short lists together. */
+__global__ void __launch_bounds__(DELTA_THREADS, APPLY_RESIDENT)
+    apply_short_kernel(const __grid_constant__ DeltaJob job, int64_t blocks) {
+  __shared__ Block block[APPLY_WARPS];
+  const int warp = threadIdx.x / 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * APPLY_WARPS;
+  const Block own = block_of(job, first + warp, blocks);
+  const bool is_short = own.changes <= SHORT_LIST;
+  if (threadIdx.x % 32 == 0) block[warp] = own;
+  if (is_short) apply_short_list(own);
+  if (!__syncthreads_or(!is_short)) return;
+  for (int w = 0; w < APPLY_WARPS; w++)
+    if (block[w].changes > SHORT_LIST) apply_block(block[w]);
+}
+
 void apply_some(Device *d, int n, const DeltaPart *parts) {
   DeltaJob job;
-  int64_t blocks = 0;
+  int64_t blocks = 0, bytes = 0;
   job.n = n;
   for (int i = 0; i < n; i++) {
     require(parts[i].last.dtype == DT_BF16);
+    bytes += static_cast<int64_t>(parts[i].room);
     job.part[i] = {};
     job.part[i].last = cuda_data<uint16_t>(parts[i].last);
     job.part[i].wire = static_cast<char *>(parts[i].wire);
@@ -130,7 +176,12 @@ void apply_some(Device *d, int n, const DeltaPart *parts) {
     blocks += delta_blocks(job.part[i].n);
   }
   if (blocks == 0) return;
-  apply_kernel<<<static_cast<unsigned>(blocks), DELTA_THREADS, 0, cuda_stream(d)>>>(job);
+  const int64_t bytes_if_short = blocks * static_cast<int64_t>(sizeof(DeltaHead) + 2 * SHORT_LIST);
+  if (bytes <= bytes_if_short)
+    apply_short_kernel<<<grid_of(cuda_ceil(blocks, APPLY_WARPS)), DELTA_THREADS, 0,
+                         cuda_stream(d)>>>(job, blocks);
+  else
+    apply_kernel<<<grid_of(blocks), DELTA_THREADS, 0, cuda_stream(d)>>>(job, blocks);
   CUDA_LAUNCHED();
 }
 

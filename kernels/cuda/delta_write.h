@@ -44,16 +44,21 @@ __device__ inline void finish_part(const DeltaSpan &p, uint64_t end, uint64_t ch
   for (uint64_t at = end; at < bytes; at += 4) *reinterpret_cast<uint32_t *>(p.wire + at) = 0;
 }
 
+/* What is noted of the block of a lane; 0 where there is none. */
+__device__ inline uint32_t counts_of(const Notes &notes, int64_t first) {
+  const int64_t number = first + threadIdx.x;
+  return threadIdx.x < WRITE_BLOCKS && number < notes.end ? notes.counts[number - notes.first] : 0;
+}
+
 /* By one warp: where the thread block's blocks start in their streams, the heads, and what parts
  * that end here are told. before: sum of the noted blocks of the first one's part before it; *from
  * has those before the notes, *to becomes this for the next notes. */
 __device__ inline void place_blocks(const DeltaJob &job, const Notes &notes, int64_t first,
-                                    uint64_t before, const Carry *from, Carry *to, WriteShared &sh,
-                                    DeltaSize *sizes) {
+                                    uint32_t counts, uint64_t before, const Carry *from, Carry *to,
+                                    WriteShared &sh, DeltaSize *sizes) {
   const int lane = threadIdx.x;
   const int64_t number = first + lane;
-  const bool there = number < notes.end;
-  const uint32_t counts = there ? notes.counts[number - notes.first] : 0;
+  const bool there = lane < WRITE_BLOCKS && number < notes.end;
   const int k = delta_part_of(job, there ? number : first);
   const DeltaSpan &p = job.part[k];
   const uint64_t own = there ? both(length_of(counts)) : 0;
