@@ -92,6 +92,8 @@ $(BUILD)/config: FORCE
 	  echo '$(CUDA) $(if $(filter 1,$(CUDA)),$(NVCC) $(CUDA_ARCHS) $(CUDA_INC))' >$@
 FORCE:
 
+# Most tests run the libraries' loops and none of their own: so they compile in half the time.
+$(BUILD)/tests/%.c.o: OPT += $(if $(filter test_kernels_% test_zeropp_%,$(*F)),,-O1)
 $(BUILD)/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
@@ -120,7 +122,7 @@ fuzz: $(patsubst %,$(BUILD)/libfuzzer/%,$(FUZZ)) $(patsubst %,$(BUILD)/tests/%,$
 	@tests/fuzz.sh $(BUILD) $(TIME) $(FUZZ)
 
 # `make test ONLY="test_core_json cli_train"` runs some.
-ONLY ?= $(TESTS) $(SCRIPTS)
+ONLY ?= $(SCRIPTS) $(TESTS)
 test: $(SLOW) $(BUILD)/rlhf $(patsubst %,$(BUILD)/tests/%,$(filter test_%,$(ONLY)) $(if $(filter cli_fuzz,$(ONLY)),$(FUZZ)))
 	@RLHF_BIN=$(abspath $(BUILD)/rlhf) tests/run.sh $(BUILD) $(ONLY)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The demo does what its recipe promises: two ranks, all stages, and held-out answers that the reward model and an
 # independent count of kind words both like better, at a bounded KL to where it started.
+# alone: it compares with the machine's own rate.
 . tests/tap.sh
 holds() { awk "BEGIN { exit !($1) }"; }
 # field LINE KEY: the number under the first "KEY"

@@ -51,7 +51,7 @@ same_run() { # Bit for bit: figures, samples and weights.
 # The processes that run rlhf itself for a directory, with their ranks: "PID RANK" a line.
 ranks_of() {
   local p
-  for p in $(grep -laz "run.directory=$1" /proc/[0-9]*/cmdline 2>/dev/null); do
+  for p in $(grep -lazx "run.directory=$1" /proc/[0-9]*/cmdline 2>/dev/null); do
     p=${p%/cmdline}
     [ "$p/exe" -ef "$rlhf" ] &&
       echo "${p#/proc/} $(tr '\0' '\n' <"$p/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')"

@@ -295,25 +295,29 @@ slow() { # RANKS DIRECTORY ARGUMENT...
 # A process that runs rlhf itself for this directory; mpirun is none.
 pid_of() { # DIRECTORY
   local p
-  for p in $(grep -laz "run.directory=$1" /proc/[0-9]*/cmdline 2>/dev/null); do
+  for p in $(grep -lazx "run.directory=$1" /proc/[0-9]*/cmdline 2>/dev/null); do
     p=${p%/cmdline}
     [ "$p/exe" -ef "$rlhf" ] && echo "${p#/proc/}" && return
   done
 }
 
 # killed_at DIRECTORY CHECKPOINT COMMAND...: one of the command's processes is killed with -9 as soon as
-# the checkpoint is there; true when that was before its end.
+# the checkpoint is there; again where that was after its end, as on a busy machine.
 killed_at() {
   local dir=$1 checkpoint=$1/checkpoints/$2 job pid
   shift 2
-  "$@" &
-  job=$!
-  wait_for "$dir/recipe.yaml"
-  pid=$(pid_of "$dir")
-  while [ ! -e "$checkpoint" ] && [ -e "/proc/$pid" ]; do :; done # a sleep would come too late
-  kill -9 "$pid"
-  wait "$job" 2>/dev/null # bash says that it was killed, on its own stderr
-  ! grep -q '"done"' "$dir"/checkpoints/*/state.json
+  for _ in 1 2 3 4 5 6 7 8; do
+    rm -rf "$dir"
+    "$@" &
+    job=$!
+    wait_for "$dir/recipe.yaml"
+    pid=$(pid_of "$dir")
+    while [ ! -e "$checkpoint" ] && [ -e "/proc/$pid" ]; do :; done # a sleep would come too late
+    [ -n "$pid" ] && kill -9 "$pid"
+    wait "$job" 2>/dev/null # bash says that it was killed, on its own stderr
+    grep -q '"done"' "$dir"/checkpoints/*/state.json || return 0
+  done
+  return 1
 }
 
 ppo_resume() { # RANKS

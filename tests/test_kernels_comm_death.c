@@ -2,7 +2,8 @@
  *
  * The program is its own victim: `test_kernels_comm_death CASE` under mpirun, four ranks as two
  * nodes of two; rank 3 does the misdeed. Several sleeps are longer than the limit on purpose, so
- * that who gives up first is known. */
+ * that who gives up first is known.
+ * alone: a busy machine changes that. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
