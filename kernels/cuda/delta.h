@@ -9,8 +9,6 @@ extern "C" {
 }
 
 enum { DELTA_PARTS = 64, DELTA_THREADS = 256, DELTA_PACK = 8 };
-/* Every thread has two packs of a block: number t and number t + DELTA_THREADS. */
-static_assert(2 * DELTA_THREADS * DELTA_PACK == DELTA_BLOCK, "a block is two packs a thread");
 
 struct DeltaSpan {
   const void *now;

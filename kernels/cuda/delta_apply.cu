@@ -94,7 +94,7 @@ __device__ void apply_bits(const Block &b, int first, unsigned bits, uint64_t co
   }
 }
 
-/* A thread has 16 bits of the map. */
+static_assert(16 * DELTA_THREADS == DELTA_BLOCK, "a thread has 16 bits of the map");
 __device__ void apply_bitmap(const Block &b) {
   const int t = static_cast<int>(threadIdx.x);
   const unsigned bits = reinterpret_cast<const uint16_t *>(b.in)[t];

@@ -1,5 +1,6 @@
-/* The finder of changes: a warp takes a block of the stream, a batch of rows at a time. Nothing
- * that it does depends on another warp. */
+/* The finder of changes: a warp takes a block of the stream, a batch of rows at a time, and depends
+ * on no other. A lane reads four values of every row, but lists 32 that lie next to each other;
+ * what changed comes to it through shared memory. */
 #ifndef KERNELS_CUDA_DELTA_FIND_H
 #define KERNELS_CUDA_DELTA_FIND_H
 
