@@ -279,9 +279,13 @@ static void whole_blocks_give_the_same_bytes(void **state) {
       check_requantize(format_of(WIRE_INT4, b, n), format_of(WIRE_INT4, b, n / 2), s, sources[n],
                        false, 0, n % 2 == 0);
     for (WireKind k = WIRE_INT8; k <= WIRE_FP8; k++)
-      for (int type = 0; type < 2; type++) {
-        check_quantize(format_of(k, b, type), s, type ? DT_BF16 : DT_F32, false, 0);
-        check_dequantize(format_of(k, b, type), s, type ? DT_BF16 : DT_F32, 1, false, 0);
+      for (int half = 0; half < 2; half++) {
+        WireFormat f = format_of(k, b, half);
+        DType type = half ? DT_BF16 : DT_F32;
+        for (int fed = 0; fed < 2; fed++) check_quantize(f, s, type, fed, 0);
+        for (int n = 1; n <= 5; n += 2) check_dequantize(f, s, type, n, n == 3, 0);
+        check_dequantize(f, s, type, 1 + half, true, 0);
+        check_requantize(f, f, s, 4 + half, false, 0, half);
       }
   }
   cases_done();

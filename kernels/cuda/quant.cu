@@ -1,11 +1,12 @@
 /* quant: numbers to and from the wire, all parts of a call in one launch of each kernel that they
- * need: of aligned blocks quant_int4 (sums back to int4) and quant_one (one plain span) where all
- * are whole, quant_wide otherwise; quant_plain between formats without blocks, quant_any for
- * everything else. Bits are the CPU's; a NaN that was computed may be another NaN. */
+ * need: of aligned blocks that are whole quant_one (one plain span, with errors or without),
+ * quant_sum and quant_int4 (sums, of int4 back to int4), quant_wide for others; quant_plain between
+ * formats without blocks, quant_any for everything else. Bits are the CPU's; a NaN that was
+ * computed may be another NaN. */
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/quant_parts.h"
 
-enum QuantPath { PATH_INT4, PATH_ONE, PATH_USUAL, PATH_WIDE, PATH_PLAIN, PATH_ANY, PATHS };
+enum QuantPath { PATH_ONE, PATH_FED, PATH_SUM, PATH_INT4, PATH_WIDE, PATH_PLAIN, PATH_ANY, PATHS };
 
 /* Parts that wait for their launch. */
 struct Pending {
@@ -16,10 +17,10 @@ struct Pending {
 static void launch(cudaStream_t stream, int path, Pending *q) {
   require(q->chunks <= INT32_MAX);
   if (q->chunks > 0) {
+    if (path == PATH_ONE || path == PATH_FED) quant_one_launch(stream, q->job, q->chunks);
+    if (path == PATH_SUM) quant_sum_launch(stream, q->job, q->chunks);
     if (path == PATH_INT4) quant_int4_launch(stream, q->job, q->chunks);
-    if (path == PATH_ONE) quant_one_launch(stream, q->job, q->chunks);
-    if (path == PATH_USUAL) quant_wide_launch(stream, q->job, true, q->chunks);
-    if (path == PATH_WIDE) quant_wide_launch(stream, q->job, false, q->chunks);
+    if (path == PATH_WIDE) quant_wide_launch(stream, q->job, q->chunks);
     if (path == PATH_PLAIN) quant_plain_launch(stream, q->job, q->chunks);
     if (path == PATH_ANY) quant_any_launch(stream, q->job, q->chunks);
   }
@@ -29,16 +30,17 @@ static void launch(cudaStream_t stream, int path, Pending *q) {
 
 static int path_of(const QuantJob &job, WireFormat from, WireFormat to, const QuantPart &p) {
   if (!wire_has_blocks(from) && !wire_has_blocks(to)) return PATH_PLAIN;
+  if (quant_one_takes(job, p)) return p.error ? PATH_FED : PATH_ONE;
+  if (quant_sum_takes(job, p)) return PATH_SUM;
   if (quant_int4_takes(job, p)) return PATH_INT4;
-  if (quant_one_takes(job, p)) return PATH_ONE;
-  if (!quant_wide_takes(job, p)) return PATH_ANY;
-  return quant_wide_is_usual(job, p) ? PATH_USUAL : PATH_WIDE;
+  return quant_wide_takes(job, p) ? PATH_WIDE : PATH_ANY;
 }
 
 static int64_t chunks_of(const QuantJob &job, int path, const QuantPart &p) {
+  if (path == PATH_ONE || path == PATH_FED) return quant_one_chunks(job, p);
+  if (path == PATH_SUM) return quant_sum_chunks(job, p);
   if (path == PATH_INT4) return quant_int4_chunks(job, p);
-  if (path == PATH_ONE) return quant_one_chunks(job, p);
-  if (path == PATH_USUAL || path == PATH_WIDE) return quant_wide_chunks(job, p);
+  if (path == PATH_WIDE) return quant_wide_chunks(job, p);
   return path == PATH_PLAIN ? quant_plain_chunks(p) : quant_any_chunks(p);
 }
 

@@ -110,7 +110,7 @@ __device__ inline bool int4_block(const QuantJob &job, const QuantPart &p, const
 __global__ void __launch_bounds__(QUANT_THREADS) any_kernel(const __grid_constant__ QuantJob job) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
   int64_t block = (blockIdx.x - p.first_chunk) * CHUNK + threadIdx.x / 32;
-  QuantPlace b = quant_place(p, job.block, false, block);
+  QuantPlace b = quant_place(p, job.block, block);
   int lane = threadIdx.x % 32;
   float scale = 1;
   if (int4_takes(job, p) && int4_block(job, p, b, block, lane)) return;

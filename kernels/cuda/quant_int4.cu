@@ -214,20 +214,18 @@ __device__ inline bool integers_block(const QuantJob &job, const QuantPart &p, c
   return true;
 }
 
-/* BLOCK: the size of all, or 0: known when it runs. */
-template <int BLOCK, bool MANY>
-__global__ void __launch_bounds__(QUANT_THREADS, 4)
+template <bool MANY>
+__global__ void __launch_bounds__(QUANT_THREADS, MANY ? 3 : 4)
     int4_kernel(const __grid_constant__ QuantJob job, int lane_bits) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  const int block = BLOCK ? BLOCK : job.block, lanes = block / EACH;
   const int64_t chunk = blockIdx.x - p.first_chunk;
   Share share;
-  share.lanes = lanes;
-  share.lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  share.lanes = 1 << lane_bits;
+  share.lane = static_cast<int>(threadIdx.x) & (share.lanes - 1);
   share.block = chunk * (QUANT_THREADS >> lane_bits) + (threadIdx.x >> lane_bits);
   bool mine = share.block < p.blocks;
   if (!mine) share.block = p.blocks - 1; /* once more, for nothing */
-  share.at = share.block * (block / 2) + share.lane * (EACH / 2);
+  share.at = (share.block * share.lanes + share.lane) * (EACH / 2);
   bool done = integers_block<MANY>(job, p, share, mine);
   if (!__all_sync(0xffffffffu, done)) floats_block(job, p, share, !done);
 }
@@ -243,19 +241,11 @@ int64_t quant_int4_chunks(const QuantJob &job, const QuantPart &p) {
   return cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, EACH));
 }
 
-template <int BLOCK>
-static void launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
+void quant_int4_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
   bool many = false;
   for (int i = 0; i < job.n; i++) many = many || job.part[i].n > TOGETHER;
-  auto *kernel = many ? int4_kernel<BLOCK, true> : int4_kernel<BLOCK, false>;
+  auto *kernel = many ? int4_kernel<true> : int4_kernel<false>;
   const int bits = quant_lane_bits(job.block, EACH);
   kernel<<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
   CUDA_LAUNCHED();
-}
-
-void quant_int4_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
-  if (job.block == QUANT_USUAL_BLOCK)
-    launch<QUANT_USUAL_BLOCK>(stream, job, chunks);
-  else
-    launch<0>(stream, job, chunks);
 }

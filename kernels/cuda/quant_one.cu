@@ -1,78 +1,21 @@
-/* quant_one: one span to or from a plain format in whole blocks, nothing added and no errors. What
- * a thread read stays as it was until it is needed, so that many threads fit beside each other. */
-#include "kernels/cuda/quant_codes.h"
+/* quant_one: one span to or from a plain format in whole blocks, nothing added. What a thread read
+ * stays as it was until it is needed, so that many threads fit beside each other. */
+#include "kernels/cuda/quant_whole.h"
 
-/* How threads share blocks of size B, or 0: known when it runs. Between 16-bit numbers and codes a
- * thread has two eights side by side, read and written as one; float32 is 16 bytes of four anyway.
- */
-template <WireKind F, WireKind T, int B>
+/* How threads share blocks. From codes few elements a thread are fastest; to codes, what is done
+ * once for a block wants many. FED: there are errors, and sums with them take registers. */
+template <WireKind F, WireKind T, bool E>
 struct One {
   static constexpr WireKind FROM = F, TO = T;
-  static constexpr bool WORDS = F == WIRE_F32 || T == WIRE_F32;
-  static constexpr int BLOCK = B, EIGHTS = T == WIRE_BF16 ? 2 : 4, EACH = 8 * EIGHTS;
-  static constexpr int GROUP = WORDS ? 1 : 2;
-  static constexpr int RESIDENT = WORDS ? 4 : T == WIRE_BF16 ? 8 : 6;
+  static constexpr bool FED = E;
+  static constexpr int EIGHTS = T == WIRE_F32 ? 1 : T == WIRE_BF16 ? 2 : 4;
+  static constexpr int GROUP = T == WIRE_F32 ? 1 : 2;
+  static constexpr int RESIDENT = !has_blocks(T) ? 8 : FED ? 3 : F == WIRE_F32 ? 4 : 5;
 };
-
-/* A thread's part of a block. */
-template <class S>
-struct Share {
-  int64_t block;
-  int of_size, lane;
-  __device__ int size() const { return S::BLOCK ? S::BLOCK : of_size; }
-  __device__ int lanes() const { return size() / S::EACH; }
-
-  /* Where eight k (the first of its group) lies, and how far its second half is behind. */
-  template <WireKind KIND>
-  __device__ int64_t offset(int k) const {
-    constexpr int bytes = KIND == WIRE_F32 ? 4 : KIND == WIRE_BF16 ? 2 : 1;
-    const int64_t start = block * (KIND == WIRE_INT4 ? size() / 2 : size());
-    return (start + 4 * (S::GROUP * lane + lanes() * k)) * bytes;
-  }
-  template <WireKind KIND>
-  __device__ int apart() const {
-    return KIND == WIRE_F32 ? 2 * size() : KIND == WIRE_BF16 ? size() : size() / 2;
-  }
-};
-
-/* ---- a group ---- */
-
-template <WireKind KIND, int GROUP>
-__device__ inline void group_load(Raw<KIND> *r, const char *p, int apart) {
-  if constexpr (GROUP == 1) {
-    r[0] = raw_load<KIND>(p, apart);
-  } else if constexpr (KIND == WIRE_BF16) {
-    uint4 a = *reinterpret_cast<const uint4 *>(p), b = *reinterpret_cast<const uint4 *>(p + apart);
-    r[0].w[0] = a.x, r[0].w[1] = a.y, r[0].w[2] = b.x, r[0].w[3] = b.y;
-    r[1].w[0] = a.z, r[1].w[1] = a.w, r[1].w[2] = b.z, r[1].w[3] = b.w;
-  } else {
-    uint2 a = *reinterpret_cast<const uint2 *>(p);
-    r[0].w[0] = a.x, r[1].w[0] = a.y;
-    if constexpr (KIND != WIRE_INT4) {
-      uint2 b = *reinterpret_cast<const uint2 *>(p + apart);
-      r[0].w[1] = b.x, r[1].w[1] = b.y;
-    }
-  }
-}
-
-template <WireKind KIND, int GROUP>
-__device__ inline void group_store(char *p, int apart, const Raw<KIND> *r) {
-  if constexpr (GROUP == 1) {
-    raw_store<KIND>(p, apart, r[0]);
-  } else if constexpr (KIND == WIRE_BF16) {
-    *reinterpret_cast<uint4 *>(p) = {r[0].w[0], r[0].w[1], r[1].w[0], r[1].w[1]};
-    *reinterpret_cast<uint4 *>(p + apart) = {r[0].w[2], r[0].w[3], r[1].w[2], r[1].w[3]};
-  } else {
-    *reinterpret_cast<uint2 *>(p) = {r[0].w[0], r[1].w[0]};
-    if constexpr (KIND != WIRE_INT4) *reinterpret_cast<uint2 *>(p + apart) = {r[0].w[1], r[1].w[1]};
-  }
-}
-
-/* ---- a block ---- */
 
 /* The bits of the largest |x|. As integers magnitudes sort like numbers, with NaN above all. */
 template <class S>
-__device__ inline uint32_t one_most(const Raw<S::FROM> *in, const Share<S> &share) {
+__device__ inline uint32_t one_most(const Raw<S::FROM> *in, const Whole<S> &w) {
   uint32_t most = 0;
 #pragma unroll
   for (int k = 0; k < S::EIGHTS; k++) {
@@ -86,120 +29,138 @@ __device__ inline uint32_t one_most(const Raw<S::FROM> *in, const Share<S> &shar
     }
   }
   if (S::FROM == WIRE_BF16) most = max(most & 0xffff0000u, most << 16);
-  return most_of_lanes(most, share.lanes());
+  return most_of_lanes(most, w.lanes());
 }
 
 template <class S>
 __device__ inline void quantize_one(const Raw<S::FROM> *in, const QuantJob &job, const QuantPart &p,
-                                    const Share<S> &share, bool mine) {
-  uint32_t most = one_most(in, share);
+                                    const Whole<S> &w) {
+  uint32_t most = one_most(in, w);
   float scale = quant_scale(S::TO, job.to_scale, most), inverse = quant_inverse(scale);
-  if (!mine) return;
-  if (share.lane == 0) scale_put(job.to_scale, p.to_scales, share.block, scale);
+  if (!w.mine) return;
+  if (w.lane == 0) scale_put(job.to_scale, p.to_scales, w.block, scale);
+  Raw<S::TO> out[S::EIGHTS];
 #pragma unroll
-  for (int k = 0; k < S::EIGHTS; k += S::GROUP) {
-    Raw<S::TO> out[S::GROUP];
-#pragma unroll
-    for (int g = 0; g < S::GROUP; g++) {
-      Eight e = raw_decode<S::FROM>(in[k + g]);
-      out[g] = raw_encode<S::TO>(most >= QUANT_WILD ? eight_tamed(e, S::TO, scale) : e, inverse);
-    }
-    group_store<S::TO, S::GROUP>(p.to_payload + share.template offset<S::TO>(k),
-                                 share.template apart<S::TO>(), out);
+  for (int k = 0; k < S::EIGHTS; k++) {
+    Eight e = raw_decode<S::FROM>(in[k]);
+    out[k] = raw_encode<S::TO>(most >= QUANT_WILD ? eight_tamed(e, S::TO, scale) : e, inverse);
   }
+  all_store(out, w, p.to_payload);
+}
+
+/* The same with errors: of the last call, and of this one. */
+template <class S>
+__device__ inline void quantize_fed(const Raw<S::FROM> *in, const QuantJob &job, const QuantPart &p,
+                                    const Whole<S> &w) {
+  Raw<WIRE_BF16> error[S::EIGHTS];
+  all_load(error, w, p.error);
+  Eight sent[S::EIGHTS];
+  float most_sent = 0;
+#pragma unroll
+  for (int k = 0; k < S::EIGHTS; k++) {
+    Eight e = raw_decode<WIRE_BF16>(error[k]);
+    sent[k] = raw_decode<S::FROM>(in[k]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      sent[k].v[i] = __fadd_rn(sent[k].v[i], e.v[i]);
+      most_sent = largest(most_sent, sent[k].v[i]);
+    }
+  }
+  uint32_t most = most_of_lanes(__float_as_uint(most_sent), w.lanes());
+  float scale = quant_scale(S::TO, job.to_scale, most), inverse = quant_inverse(scale);
+  if (!w.mine) return;
+  if (w.lane == 0) scale_put(job.to_scale, p.to_scales, w.block, scale);
+  Raw<S::TO> out[S::EIGHTS];
+#pragma unroll
+  for (int k = 0; k < S::EIGHTS; k++) {
+    out[k] = raw_encode<S::TO>(most >= QUANT_WILD ? eight_tamed(sent[k], S::TO, scale) : sent[k],
+                               inverse);
+    Eight got = raw_decode<S::TO>(out[k]), e = raw_decode<WIRE_BF16>(error[k]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float value = __fmul_rn(got.v[i], scale);
+      e.v[i] = isnan(scale) ? 0.0f : error_left(sent[k].v[i], value, e.v[i], p.keep);
+    }
+    error[k] = raw_encode<WIRE_BF16>(e, 1);
+  }
+  all_store(out, w, p.to_payload);
+  all_store(error, w, p.error);
 }
 
 template <class S>
 __device__ inline void dequantize_one(const Raw<S::FROM> *in, const QuantJob &job,
-                                      const QuantPart &p, const Share<S> &share, bool mine) {
-  const float scale = scale_get(job.from_scale, p.from_scales, share.block);
-  if (!mine) return;
+                                      const QuantPart &p, const Whole<S> &w) {
+  const float scale = scale_get(job.from_scale, p.from_scales, w.block);
+  if (!w.mine) return;
+  Raw<S::TO> out[S::EIGHTS];
 #pragma unroll
-  for (int k = 0; k < S::EIGHTS; k += S::GROUP) {
-    Raw<S::TO> out[S::GROUP];
+  for (int k = 0; k < S::EIGHTS; k++) {
+    Eight e = raw_decode<S::FROM>(in[k]);
 #pragma unroll
-    for (int g = 0; g < S::GROUP; g++) {
-      Eight e = raw_decode<S::FROM>(in[k + g]);
-#pragma unroll
-      for (int i = 0; i < 8; i++) e.v[i] = __fmul_rn(e.v[i], scale);
-      out[g] = raw_encode<S::TO>(e, 1);
-    }
-    group_store<S::TO, S::GROUP>(p.to_payload + share.template offset<S::TO>(k),
-                                 share.template apart<S::TO>(), out);
+    for (int i = 0; i < 8; i++) e.v[i] = __fmul_rn(e.v[i], scale);
+    out[k] = raw_encode<S::TO>(e, 1);
   }
+  all_store(out, w, p.to_payload);
 }
 
 template <class S>
 __global__ void __launch_bounds__(QUANT_THREADS, S::RESIDENT)
     one_kernel(const __grid_constant__ QuantJob job, int lane_bits) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  const int64_t chunk = blockIdx.x - p.first_chunk;
-  Share<S> share;
-  share.of_size = job.block;
-  share.lane = static_cast<int>(threadIdx.x) & (share.lanes() - 1);
-  share.block = chunk * (QUANT_THREADS >> lane_bits) + (threadIdx.x >> lane_bits);
-  bool mine = share.block < p.blocks;
-  if (!mine) share.block = p.blocks - 1; /* once more, for nothing */
+  const Whole<S> w = whole_of<S>(job, p, lane_bits);
   Raw<S::FROM> in[S::EIGHTS];
-#pragma unroll
-  for (int k = 0; k < S::EIGHTS; k += S::GROUP)
-    group_load<S::FROM, S::GROUP>(in + k, p.from_payload + share.template offset<S::FROM>(k),
-                                  share.template apart<S::FROM>());
-  if constexpr (has_blocks(S::TO))
-    quantize_one(in, job, p, share, mine);
+  all_load(in, w, p.from_payload);
+  if constexpr (!has_blocks(S::TO))
+    dequantize_one(in, job, p, w);
+  else if constexpr (S::FED)
+    quantize_fed(in, job, p, w);
   else
-    dequantize_one(in, job, p, share, mine);
+    quantize_one(in, job, p, w);
 }
 
 /* ---- launch ---- */
 
-template <WireKind FROM, WireKind TO, class F>
-static void by_block(int block, F f) {
-  if (block == QUANT_USUAL_BLOCK)
-    f(One<FROM, TO, QUANT_USUAL_BLOCK>());
+template <WireKind PLAIN, WireKind CODES, class F>
+static void by_way(const QuantJob &job, bool fed, F f) {
+  if (job.from != PLAIN)
+    f(One<CODES, PLAIN, false>());
+  else if (fed)
+    f(One<PLAIN, CODES, true>());
   else
-    f(One<FROM, TO, 0>());
+    f(One<PLAIN, CODES, false>());
 }
 template <WireKind PLAIN, class F>
-static void by_codes(const QuantJob &job, F f) {
-  bool to = job.from == PLAIN;
-  WireKind codes = to ? job.to : job.from;
-  if (codes == WIRE_INT8 && to) by_block<PLAIN, WIRE_INT8>(job.block, f);
-  if (codes == WIRE_INT4 && to) by_block<PLAIN, WIRE_INT4>(job.block, f);
-  if (codes == WIRE_FP8 && to) by_block<PLAIN, WIRE_FP8>(job.block, f);
-  if (codes == WIRE_INT8 && !to) by_block<WIRE_INT8, PLAIN>(job.block, f);
-  if (codes == WIRE_INT4 && !to) by_block<WIRE_INT4, PLAIN>(job.block, f);
-  if (codes == WIRE_FP8 && !to) by_block<WIRE_FP8, PLAIN>(job.block, f);
+static void by_codes(const QuantJob &job, bool fed, F f) {
+  WireKind codes = job.from == PLAIN ? job.to : job.from;
+  if (codes == WIRE_INT8) by_way<PLAIN, WIRE_INT8>(job, fed, f);
+  if (codes == WIRE_INT4) by_way<PLAIN, WIRE_INT4>(job, fed, f);
+  if (codes == WIRE_FP8) by_way<PLAIN, WIRE_FP8>(job, fed, f);
 }
 template <class F>
-static void by_job(const QuantJob &job, F f) {
+static void by_job(const QuantJob &job, bool fed, F f) {
   if (job.from == WIRE_F32 || job.to == WIRE_F32)
-    by_codes<WIRE_F32>(job, f);
+    by_codes<WIRE_F32>(job, fed, f);
   else
-    by_codes<WIRE_BF16>(job, f);
+    by_codes<WIRE_BF16>(job, fed, f);
 }
 
 bool quant_one_takes(const QuantJob &job, const QuantPart &p) {
-  bool plain = !has_blocks(job.from) || !has_blocks(job.to);
-  if (!plain || job.add || p.n != 1 || p.error || !quant_wide_takes(job, p)) return false;
-  if (!quant_is_whole(job, p)) return false;
-  bool pairs = job.from != WIRE_F32 && job.to != WIRE_F32;
-  int64_t from = job.from == WIRE_BF16 ? 16 : 8, to = job.to == WIRE_BF16 ? 16 : 8;
-  return !pairs ||
-         (quant_alignment(p.from_payload, 0) >= from && quant_alignment(p.to_payload, 0) >= to);
+  bool to = !has_blocks(job.from), from = !has_blocks(job.to);
+  if (job.add || p.n != 1 || !(to || (from && !p.error))) return false;
+  return quant_is_whole(job, p) && quant_is_paired(job, p);
 }
 
 int64_t quant_one_chunks(const QuantJob &job, const QuantPart &p) {
   int64_t chunks = 0;
-  by_job(job, [&](auto s) {
-    chunks = cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, s.EACH));
+  by_job(job, p.error, [&](auto s) {
+    chunks = cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, 8 * s.EIGHTS));
   });
   return chunks;
 }
 
 void quant_one_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
-  by_job(job, [&](auto s) {
-    const int bits = quant_lane_bits(job.block, s.EACH);
+  by_job(job, job.part[0].error, [&](auto s) {
+    const int bits = quant_lane_bits(job.block, 8 * s.EIGHTS);
     one_kernel<decltype(s)><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
   });
   CUDA_LAUNCHED();

@@ -34,25 +34,31 @@ struct QuantJob {
   QuantPart part[QUANT_PARTS];
 };
 
-/* Most blocks have this size, so that kernels for it are worth compiling; others find it out. */
-enum { QUANT_USUAL_BLOCK = 256 };
-
 /* The launches of a job whose parts have first_chunk, with `chunks` in all. */
 bool quant_int4_takes(const QuantJob &job,
                       const QuantPart &p); /* sums back to int4, whole blocks */
 int64_t quant_int4_chunks(const QuantJob &job, const QuantPart &p);
 void quant_int4_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
-bool quant_one_takes(const QuantJob &job, const QuantPart &p); /* one plain span, whole blocks */
+/* One plain span in whole blocks; a job with errors has them in all its parts. */
+bool quant_one_takes(const QuantJob &job, const QuantPart &p);
 int64_t quant_one_chunks(const QuantJob &job, const QuantPart &p);
 void quant_one_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+bool quant_sum_takes(const QuantJob &job, const QuantPart &p); /* sums of codes, whole blocks */
+int64_t quant_sum_chunks(const QuantJob &job, const QuantPart &p);
+void quant_sum_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 bool quant_wide_takes(const QuantJob &job, const QuantPart &p); /* aligned, in whole groups of 8 */
-bool quant_wide_is_usual(const QuantJob &job, const QuantPart &p); /* a job of its own */
 int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p);
-void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool usual, int64_t chunks);
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 int64_t quant_plain_chunks(const QuantPart &p); /* both formats without blocks */
 void quant_plain_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
 int64_t quant_any_chunks(const QuantPart &p);
 void quant_any_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks);
+
+/* The smallest alignment of a part's payloads, at most 16. */
+static inline int64_t quant_alignment(const void *p, int64_t stride) {
+  int64_t bits = (int64_t)(uintptr_t)p | stride | 16;
+  return bits & -bits;
+}
 
 /* Whether all blocks are whole, and as large as a power of two from 64 to 1024. */
 static inline bool quant_is_whole(const QuantJob &job, const QuantPart &p) {
@@ -60,17 +66,18 @@ static inline bool quant_is_whole(const QuantJob &job, const QuantPart &p) {
          job.block <= 1024;
 }
 
+/* Whether eights can be read and written in pairs: 16 bytes of a plain format, 8 of codes. */
+static inline bool quant_is_paired(const QuantJob &job, const QuantPart &p) {
+  auto bytes = [](WireKind kind) { return kind == WIRE_F32 || kind == WIRE_BF16 ? 16 : 8; };
+  return quant_alignment(p.from_payload, p.stride) >= bytes(job.from) &&
+         quant_alignment(p.to_payload, 0) >= bytes(job.to) && quant_alignment(p.error, 0) >= 16;
+}
+
 /* A block is cut among threads of `each` elements, as many as a power of two: its exponent. */
 static inline int quant_lane_bits(int block, int each) {
   int bits = 0;
   while (each << bits < block) bits++;
   return bits;
-}
-
-/* The smallest alignment of a part's payloads, at most 16. */
-static inline int64_t quant_alignment(const void *p, int64_t stride) {
-  int64_t bits = (int64_t)(uintptr_t)p | stride | 16;
-  return bits & -bits;
 }
 
 __device__ inline const QuantPart &quant_part_of(const QuantJob &job, int64_t chunk) {
@@ -91,10 +98,8 @@ struct QuantPlace {
   int n;
 };
 
-/* whole: blocks divide rows. */
-__device__ inline QuantPlace quant_place(const QuantPart &p, int block, bool whole, int64_t i) {
+__device__ inline QuantPlace quant_place(const QuantPart &p, int block, int64_t i) {
   if (i >= p.blocks) return {0, 0, 0};
-  if (whole) return {i * block, i * (block / 2), block};
   int64_t row = (p.start + i) / p.row_blocks, column = (p.start + i) % p.row_blocks * block;
   int64_t left = p.width - column;
   QuantPlace place;

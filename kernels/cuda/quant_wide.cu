@@ -2,36 +2,33 @@
  *
  * Some threads hold a block, four groups of eight each; blocks and rows are whole numbers of eights
  * and lie where four elements are read at once. What is done once for a block costs as much as
- * dozens of elements, so few threads share one. Where all blocks are whole and of the usual size,
- * all distances are constants. Several sources are read at a time and added in order. */
+ * dozens of elements, so few threads share one. Several sources are read at a time and added in
+ * order. */
 #include "kernels/cuda/quant_int4.h"
 
 enum { GROUPS = 4 }; /* of eight elements, of a thread */
 
-/* One thread's share of one block. BLOCK: the size of all, or 0: known when it runs. */
-template <int BLOCK>
+/* One thread's share of one block. */
 struct Share {
   QuantPlace b;
   int64_t i; /* the block's number */
-  int lane, of_lanes;
+  int lane, lanes;
   Eight e[GROUPS];
 
-  __device__ int lanes() const { return BLOCK ? BLOCK / (8 * GROUPS) : of_lanes; }
-  __device__ int size() const { return BLOCK ? BLOCK : b.n; }
-  __device__ int first(int k) const { return 4 * (lane + lanes() * k); }
-  __device__ bool has(int k) const { return BLOCK || 2 * first(k) < b.n; } /* if any */
+  __device__ int first(int k) const { return 4 * (lane + lanes * k); }
+  __device__ bool has(int k) const { return 2 * first(k) < b.n; } /* if any */
 
   /* Where group k lies in a payload, and how far its second half is behind the first. */
   template <WireKind KIND>
   __device__ int64_t offset(int k) const {
     int64_t start = KIND == WIRE_INT4 ? b.half_bytes : b.at;
-    int64_t at = start + 4 * lane, step = 4 * lanes() * k;
+    int64_t at = start + 4 * lane, step = 4 * lanes * k;
     constexpr int bytes = KIND == WIRE_F32 ? 4 : KIND == WIRE_BF16 ? 2 : 1;
     return at * bytes + step * bytes;
   }
   template <WireKind KIND>
   __device__ int apart() const {
-    return KIND == WIRE_F32 ? 2 * size() : KIND == WIRE_BF16 ? size() : size() / 2;
+    return KIND == WIRE_F32 ? 2 * b.n : KIND == WIRE_BF16 ? b.n : b.n / 2;
   }
 };
 
@@ -40,14 +37,13 @@ __device__ constexpr int together(WireKind from) { return has_blocks(from) ? 2 :
 
 /* ---- sources ---- */
 
-template <WireKind KIND, int BLOCK>
-__device__ inline void start_with(Share<BLOCK> &s, const char *payload) {
+template <WireKind KIND>
+__device__ inline void start_with(Share &s, const char *payload) {
   if (s.b.n == 0) return;
 #pragma unroll
   for (int k = 0; k < GROUPS; k++)
     if (s.has(k))
-      s.e[k] = raw_decode<KIND>(
-          raw_load<KIND>(payload + s.template offset<KIND>(k), s.template apart<KIND>()));
+      s.e[k] = raw_decode<KIND>(raw_load<KIND>(payload + s.offset<KIND>(k), s.apart<KIND>()));
 }
 
 template <WireKind FROM>
@@ -56,21 +52,20 @@ struct Source {
   float scale;
 };
 
-template <WireKind FROM, int BLOCK>
-__device__ inline void source_load(Source<FROM> &in, const Share<BLOCK> &s, const QuantJob &job,
+template <WireKind FROM>
+__device__ inline void source_load(Source<FROM> &in, const Share &s, const QuantJob &job,
                                    const QuantPart &p, int r) {
   const char *payload = p.from_payload + r * p.stride;
   if (s.b.n == 0) return;
   if (has_blocks(FROM)) in.scale = scale_get(job.from_scale, p.from_scales + r * p.stride, s.i);
 #pragma unroll
   for (int k = 0; k < GROUPS; k++)
-    if (s.has(k))
-      in.raw[k] = raw_load<FROM>(payload + s.template offset<FROM>(k), s.template apart<FROM>());
+    if (s.has(k)) in.raw[k] = raw_load<FROM>(payload + s.offset<FROM>(k), s.apart<FROM>());
 }
 
 /* FIRST: there is no sum yet. */
-template <bool FIRST, WireKind FROM, int BLOCK>
-__device__ inline void source_add(const Source<FROM> &in, Share<BLOCK> &s) {
+template <bool FIRST, WireKind FROM>
+__device__ inline void source_add(const Source<FROM> &in, Share &s) {
 #pragma unroll
   for (int k = 0; k < GROUPS; k++) {
     Eight e = raw_decode<FROM>(in.raw[k]);
@@ -86,9 +81,8 @@ __device__ inline void source_add(const Source<FROM> &in, Share<BLOCK> &s) {
 }
 
 /* N sources from r on, all read before the first is added. */
-template <WireKind FROM, int N, bool FIRST, int BLOCK>
-__device__ inline void sources_add(Share<BLOCK> &s, const QuantJob &job, const QuantPart &p,
-                                   int r) {
+template <WireKind FROM, int N, bool FIRST>
+__device__ inline void sources_add(Share &s, const QuantJob &job, const QuantPart &p, int r) {
   Source<FROM> in[N];
 #pragma unroll
   for (int j = 0; j < N; j++) source_load(in[j], s, job, p, r + j);
@@ -100,48 +94,45 @@ __device__ inline void sources_add(Share<BLOCK> &s, const QuantJob &job, const Q
 /* ---- the sink ---- */
 
 /* The largest |x| of a block that LANES threads hold, as bits. */
-template <int BLOCK>
-__device__ inline uint32_t share_most(const Share<BLOCK> &s) {
+__device__ inline uint32_t share_most(const Share &s) {
   float most = 0;
 #pragma unroll
   for (int k = 0; k < GROUPS; k++)
 #pragma unroll
     for (int i = 0; i < 8; i++)
       if (s.has(k)) most = largest(most, s.e[k].v[i]);
-  return most_of_lanes(__float_as_uint(most), s.lanes());
+  return most_of_lanes(__float_as_uint(most), s.lanes);
 }
 
 /* Errors are read before and written behind what is sent. */
-template <int BLOCK>
-__device__ inline void errors_add(Share<BLOCK> &s, const QuantPart &p, Raw<WIRE_BF16> *old) {
+__device__ inline void errors_add(Share &s, const QuantPart &p, Raw<WIRE_BF16> *old) {
   const char *error = reinterpret_cast<const char *>(p.error);
   if (s.b.n == 0) return;
 #pragma unroll
   for (int k = 0; k < GROUPS; k++) {
     if (!s.has(k)) continue;
-    old[k] =
-        raw_load<WIRE_BF16>(error + s.template offset<WIRE_BF16>(k), s.template apart<WIRE_BF16>());
+    old[k] = raw_load<WIRE_BF16>(error + s.offset<WIRE_BF16>(k), s.apart<WIRE_BF16>());
     Eight e = raw_decode<WIRE_BF16>(old[k]);
 #pragma unroll
     for (int i = 0; i < 8; i++) s.e[k].v[i] = __fadd_rn(s.e[k].v[i], e.v[i]);
   }
 }
 
-template <WireKind TO, int BLOCK>
-__device__ inline void error_store(const Share<BLOCK> &s, const QuantPart &p, int k,
-                                   const Raw<TO> &codes, float scale, const Raw<WIRE_BF16> &old) {
+template <WireKind TO>
+__device__ inline void error_store(const Share &s, const QuantPart &p, int k, const Raw<TO> &codes,
+                                   float scale, const Raw<WIRE_BF16> &old) {
   Eight got = raw_decode<TO>(codes), error = raw_decode<WIRE_BF16>(old);
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     float value = has_blocks(TO) ? __fmul_rn(got.v[j], scale) : got.v[j];
     error.v[j] = isnan(scale) ? 0.0f : error_left(s.e[k].v[j], value, error.v[j], p.keep);
   }
-  raw_store<WIRE_BF16>(reinterpret_cast<char *>(p.error) + s.template offset<WIRE_BF16>(k),
-                       s.template apart<WIRE_BF16>(), raw_encode<WIRE_BF16>(error, 1));
+  raw_store<WIRE_BF16>(reinterpret_cast<char *>(p.error) + s.offset<WIRE_BF16>(k),
+                       s.apart<WIRE_BF16>(), raw_encode<WIRE_BF16>(error, 1));
 }
 
-template <WireKind TO, int BLOCK>
-__device__ inline void share_store(Share<BLOCK> &s, const QuantJob &job, const QuantPart &p) {
+template <WireKind TO>
+__device__ inline void share_store(Share &s, const QuantJob &job, const QuantPart &p) {
   float scale = 1, inverse = 1;
   bool wild = false;
   const bool fed = p.error != nullptr;
@@ -159,7 +150,7 @@ __device__ inline void share_store(Share<BLOCK> &s, const QuantJob &job, const Q
   for (int k = 0; k < GROUPS; k++) {
     if (!s.has(k)) continue;
     Raw<TO> codes = raw_encode<TO>(wild ? eight_tamed(s.e[k], TO, scale) : s.e[k], inverse);
-    raw_store<TO>(p.to_payload + s.template offset<TO>(k), s.template apart<TO>(), codes);
+    raw_store<TO>(p.to_payload + s.offset<TO>(k), s.apart<TO>(), codes);
     if (fed) error_store<TO>(s, p, k, codes, scale, old[k]);
   }
 }
@@ -197,8 +188,8 @@ __device__ inline void int4_add(Int4Sums &sum, uint32_t codes, uint32_t weight) 
 }
 
 /* N sources from r on; returns their weights' sum. */
-template <int N, bool FIRST, int BLOCK>
-__device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<BLOCK> &s, const QuantJob &job,
+template <int N, bool FIRST>
+__device__ inline uint32_t int4_sources(Int4Sums *sum, const Share &s, const QuantJob &job,
                                         const QuantPart &p, int r, float unit) {
   Source<WIRE_INT4> in[N];
   uint32_t all = 0;
@@ -220,8 +211,7 @@ __device__ inline uint32_t int4_sources(Int4Sums *sum, const Share<BLOCK> &s, co
 }
 
 /* The largest sum of a block that LANES threads hold. */
-template <int BLOCK>
-__device__ inline uint32_t int4_most(const Share<BLOCK> &s, const Int4Sums *sum, uint32_t bias) {
+__device__ inline uint32_t int4_most(const Share &s, const Int4Sums *sum, uint32_t bias) {
   uint32_t high = bias | bias << 16, low = high;
 #pragma unroll
   for (int k = 0; k < GROUPS; k++)
@@ -229,7 +219,7 @@ __device__ inline uint32_t int4_most(const Share<BLOCK> &s, const Int4Sums *sum,
     for (int j = 0; j < 4; j++)
       if (s.has(k)) high = __vmaxu2(high, sum[k].w[j]), low = __vminu2(low, sum[k].w[j]);
   uint32_t most = max(max(high & 0xffffu, high >> 16) - bias, bias - min(low & 0xffffu, low >> 16));
-  return most_of_lanes(most, s.lanes());
+  return most_of_lanes(most, s.lanes);
 }
 
 /* Eight codes, the last first, each pushed in from below. */
@@ -245,8 +235,7 @@ __device__ inline Raw<WIRE_INT4> int4_encode(const Int4Sums &sum, uint32_t bias,
 }
 
 /* Returns whether the block is done; sums in floats are for those that are not. */
-template <int BLOCK>
-__device__ inline bool int4_share(const Share<BLOCK> &s, const QuantJob &job, const QuantPart &p) {
+__device__ inline bool int4_share(const Share &s, const QuantJob &job, const QuantPart &p) {
   float unit = s.b.n > 0 ? int4_unit(job, p, s.i) : 0;
   Int4Sums sum[GROUPS];
   uint32_t bias;
@@ -264,15 +253,15 @@ __device__ inline bool int4_share(const Share<BLOCK> &s, const QuantJob &job, co
 #pragma unroll
   for (int k = 0; k < GROUPS; k++)
     if (s.has(k))
-      raw_store<WIRE_INT4>(p.to_payload + s.template offset<WIRE_INT4>(k), 0,
+      raw_store<WIRE_INT4>(p.to_payload + s.offset<WIRE_INT4>(k), 0,
                            int4_encode(sum[k], bias, result.multiplier));
   return true;
 }
 
 /* ---- kernel ---- */
 
-template <WireKind FROM, int BLOCK>
-__device__ inline void sum_sources(Share<BLOCK> &s, const QuantJob &job, const QuantPart &p) {
+template <WireKind FROM>
+__device__ inline void sum_sources(Share &s, const QuantJob &job, const QuantPart &p) {
   constexpr int N = together(FROM);
   int r = 0;
   if (has_blocks(FROM) && job.add && job.to == WIRE_F32) {
@@ -290,16 +279,16 @@ __device__ inline void sum_sources(Share<BLOCK> &s, const QuantJob &job, const Q
   for (; N > 1 && r < p.n; r++) sources_add<FROM, 1, false>(s, job, p, r);
 }
 
-template <WireKind FROM, int BLOCK>
+template <WireKind FROM>
 __global__ void __launch_bounds__(QUANT_THREADS, 3)
     wide_kernel(const __grid_constant__ QuantJob job, int lane_bits) {
   const QuantPart &p = quant_part_of(job, blockIdx.x);
-  Share<BLOCK> s = {};
-  s.of_lanes = 1 << lane_bits;
+  Share s = {};
+  s.lanes = 1 << lane_bits;
   s.i = (blockIdx.x - p.first_chunk) * (QUANT_THREADS >> lane_bits) + (threadIdx.x >> lane_bits);
-  s.b = quant_place(p, BLOCK ? BLOCK : job.block, BLOCK > 0, s.i);
-  s.lane = static_cast<int>(threadIdx.x) & (s.lanes() - 1);
-  if constexpr (FROM == WIRE_INT4 && BLOCK == 0) {
+  s.b = quant_place(p, job.block, s.i);
+  s.lane = static_cast<int>(threadIdx.x) & (s.lanes - 1);
+  if constexpr (FROM == WIRE_INT4) {
     if (int4_takes(job, p)) {
       if (int4_share(s, job, p)) s.b.n = 0; /* nothing is left of it */
       if (__all_sync(0xffffffffu, s.b.n == 0)) return;
@@ -318,37 +307,28 @@ bool quant_wide_takes(const QuantJob &job, const QuantPart &p) {
          quant_alignment(p.to_payload, 0) >= bytes[job.to] && quant_alignment(p.error, 0) >= 8;
 }
 
-bool quant_wide_is_usual(const QuantJob &job, const QuantPart &p) {
-  return has_blocks(job.from) && job.block == QUANT_USUAL_BLOCK && p.width % job.block == 0 &&
-         !int4_takes(job, p);
-}
-
 int64_t quant_wide_chunks(const QuantJob &job, const QuantPart &p) {
   return cuda_ceil(p.blocks, QUANT_THREADS >> quant_lane_bits(job.block, 8 * GROUPS));
 }
 
-template <WireKind FROM, int BLOCK>
+template <WireKind FROM>
 static void launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
   const int bits = quant_lane_bits(job.block, 8 * GROUPS);
-  wide_kernel<FROM, BLOCK><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
+  wide_kernel<FROM><<<static_cast<unsigned>(chunks), QUANT_THREADS, 0, stream>>>(job, bits);
   CUDA_LAUNCHED();
 }
 
-void quant_wide_launch(cudaStream_t stream, const QuantJob &job, bool usual, int64_t chunks) {
-  constexpr int USUAL = QUANT_USUAL_BLOCK;
+void quant_wide_launch(cudaStream_t stream, const QuantJob &job, int64_t chunks) {
   switch (job.from) {
     case WIRE_F32:
-      return launch<WIRE_F32, 0>(stream, job, chunks);
+      return launch<WIRE_F32>(stream, job, chunks);
     case WIRE_BF16:
-      return launch<WIRE_BF16, 0>(stream, job, chunks);
+      return launch<WIRE_BF16>(stream, job, chunks);
     case WIRE_INT8:
-      return usual ? launch<WIRE_INT8, USUAL>(stream, job, chunks)
-                   : launch<WIRE_INT8, 0>(stream, job, chunks);
+      return launch<WIRE_INT8>(stream, job, chunks);
     case WIRE_INT4:
-      return usual ? launch<WIRE_INT4, USUAL>(stream, job, chunks)
-                   : launch<WIRE_INT4, 0>(stream, job, chunks);
+      return launch<WIRE_INT4>(stream, job, chunks);
     case WIRE_FP8:
-      return usual ? launch<WIRE_FP8, USUAL>(stream, job, chunks)
-                   : launch<WIRE_FP8, 0>(stream, job, chunks);
+      return launch<WIRE_FP8>(stream, job, chunks);
   }
 }
