@@ -110,18 +110,38 @@ static void linear_agrees(void **state) {
   twin_done();
 }
 
+/* The product's W as codes of a format: the same on both. */
+static void code(Product *p, WireFormat f) {
+  Twins *t = twins();
+  int64_t n = p->w.cpu.dim[0], k = p->w.cpu.dim[1];
+  WireSpan span = {k, 0, n * k};
+  size_t scales = wire_scale_bytes(f, span), payload = wire_payload_bytes(f, span);
+  WireData to = {mem_alloc(scales, 1), mem_alloc(payload, 1), 1, 0};
+  WirePart part = {.span = span, .x = tensor_1d(p->w.cpu.data, DT_F32, span.count), .to = to};
+  t->cpu_ops->quantize(t->cpu, f, 1, &part);
+  Pair on_scales = twin_bytes(DT_U8, to.scales, (int64_t)scales);
+  Pair on_payload = twin_bytes(DT_U8, to.payload, (int64_t)payload);
+  free(to.scales);
+  free(to.payload);
+  p->on_cpu.format = p->on_gpu.format = f;
+  p->on_cpu.codes = (WireData){on_scales.cpu.data, on_payload.cpu.data, 1, 0};
+  p->on_gpu.codes = (WireData){on_scales.gpu.data, on_payload.gpu.data, 1, 0};
+}
+
 /* The first rows of 16 have the bits that they have by themselves, for any number of them. */
-static void rows_of_case_do_not_meet(const Case *all) {
+static void rows_of_case_do_not_meet(const Case *all, WireFormat format) {
   Twins *t = twins();
   static const int some[] = {1, 3, 5, 7, 8, 9, 12, 15, 16};
   Product p = product(all, DT_BF16, 3);
+  if (format.kind != WIRE_BF16) code(&p, format);
   t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
   float *want = twin_back(p.y);
   for (int i = 0; i < 9; i++) {
     Pair y = twin_unwritten(DT_BF16, 2, some[i], all->n);
     Tensor x = p.x.gpu;
-    x.dim[0] = some[i];
-    t->gpu_ops->linear(t->gpu, p.on_gpu, x, y.gpu);
+    Linear l = p.on_gpu;
+    x.dim[0] = l.front_MK.dim[0] = some[i];
+    t->gpu_ops->linear(t->gpu, l, x, y.gpu);
     float *got = twin_back(y);
     size_t bytes = (size_t)(some[i] * all->n) * sizeof *got;
     twin_check("a row's bits change with the number of rows", memcmp(got, want, bytes) == 0);
@@ -134,8 +154,18 @@ static void rows_do_not_meet(void **state) {
   (void)state;
   static const Case all[] = {{16, 700, 2048, FRONT_RMSNORM, false, false, false},
                              {16, 300, 5632, FRONT_SWIGLU, true, false, false},
-                             {16, 3000, 1000, FRONT_NONE, false, false, false}};
-  for (int i = 0; i < 3; i++) rows_of_case_do_not_meet(all + i);
+                             {16, 3000, 1000, FRONT_NONE, false, false, false},
+                             {16, 6208, 4096, FRONT_NONE, false, false, false}}; /* large W */
+  static const WireFormat formats[] = {
+      {.kind = WIRE_BF16}, {WIRE_INT8, 256, DT_F32}, {WIRE_FP8, 256, DT_F32}};
+  int failures = 0;
+  for (int i = 0; i < 4; i++)
+    for (int f = 0; f < 3; f++) {
+      if (all[i].k % 16 != 0 && formats[f].kind != WIRE_BF16) continue;
+      rows_of_case_do_not_meet(all + i, formats[f]);
+      failures += release();
+    }
+  twin_state.failures = failures;
   twin_done();
 }
 
@@ -144,40 +174,32 @@ static void rows_do_not_meet(void **state) {
 static void codes_agree(void **state) {
   (void)state;
   Twins *t = twins();
-  static const Case shapes[] = {{1, 300, 512, FRONT_RMSNORM, true, false, false},
-                                {16, 2048, 1040, FRONT_NONE, false, true, false},
-                                {33, 257, 704, FRONT_SWIGLU, false, false, false},
-                                {64, 640, 2048, FRONT_RMSNORM, false, false, true},
-                                {150, 130, 5632, FRONT_SWIGLU, false, true, false},
-                                {16, 6131, 4176, FRONT_RMSNORM, true, false, false}};
+  static const Case shapes[] = {
+      {1, 300, 512, FRONT_RMSNORM, true, false, false},
+      {16, 2048, 1040, FRONT_NONE, false, true, false},
+      {33, 257, 704, FRONT_SWIGLU, false, false, false},
+      {64, 640, 2048, FRONT_RMSNORM, false, false, true},
+      {150, 130, 5632, FRONT_SWIGLU, false, true, false},
+      {16, 4099, 4112, FRONT_RMSNORM, true, false, false}, /* large W */
+      {75, 4112, 4096, FRONT_SWIGLU, false, true, false},
+  };
   static const WireFormat formats[] = {{WIRE_INT8, 256, DT_F32},
                                        {WIRE_INT8, 64, DT_BF16},
                                        {WIRE_FP8, 128, DT_F32},
                                        {WIRE_FP8, 256, DT_BF16}};
   int failures = 0;
-  for (int i = 0; i < 6; i++)
+  for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
     for (int f = 0; f < 4; f++) {
       const Case *c = shapes + i;
       if (is_watched() && f != i % 4) continue;
       Product p = product(c, DT_BF16, (uint64_t)i + 1);
-      WireSpan span = {c->k, 0, c->n * c->k};
-      size_t scales = wire_scale_bytes(formats[f], span);
-      size_t payload = wire_payload_bytes(formats[f], span);
-      WireData host = {mem_alloc(scales, 1), mem_alloc(payload, 1), 1, 0};
-      WirePart part = {.span = span, .x = tensor_1d(p.w.cpu.data, DT_F32, span.count), .to = host};
-      t->cpu_ops->quantize(t->cpu, formats[f], 1, &part);
-      p.on_cpu.format = p.on_gpu.format = formats[f];
-      p.on_cpu.codes = p.on_gpu.codes = host;
-      p.on_gpu.codes.scales = twin_bytes(DT_U8, host.scales, (int64_t)scales).gpu.data;
-      p.on_gpu.codes.payload = twin_bytes(DT_U8, host.payload, (int64_t)payload).gpu.data;
+      code(&p, formats[f]);
       t->gpu_ops->linear(t->gpu, p.on_gpu, p.x.gpu, p.y.gpu);
       t->cpu_ops->linear(t->cpu, p.on_cpu, p.x.cpu, p.y.cpu);
       char name[96];
       snprintf(name, sizeof name, "codes %d of %d, m %d n %d k %d front %d", formats[f].kind,
                formats[f].block, (int)c->m, (int)c->n, (int)c->k, (int)c->front);
       twin_compare(name, p.y, tolerance_of(c, DT_BF16));
-      free(host.scales);
-      free(host.payload);
       failures += release();
     }
   twin_state.failures = failures;

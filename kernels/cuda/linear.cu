@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/linear_few.h"
+#include "kernels/cuda/linear_front.h"
 #include "kernels/cuda/linear_stream.h"
 #include "kernels/cuda/ops.h"
 
@@ -44,8 +45,10 @@ void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   if (!streams && m <= FEW_PLAIN_ROWS && linear_few(d, l, x, y_MO)) return;
   Tensor in = l.front == FRONT_NONE ? x : l.front_MK;
   require(in.dtype == x.dtype && in.ndim == 2 && in.dim[0] == m && in.dim[1] == k);
-  if (l.front == FRONT_RMSNORM) cuda_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
-  if (l.front == FRONT_SWIGLU) cuda_swiglu_fwd(d, x, in);
+  if (l.front != FRONT_NONE && !(streams && linear_front(d, l, x))) {
+    if (l.front == FRONT_RMSNORM) cuda_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
+    if (l.front == FRONT_SWIGLU) cuda_swiglu_fwd(d, x, in);
+  }
   if (streams) {
     for (int64_t i = 0; i < m; i += STREAM_MOST) {
       int64_t rows = std::min<int64_t>(STREAM_MOST, m - i);

@@ -1,26 +1,30 @@
 /* linear_stream.h for weights in codes of a byte, INT8 and FP8: they are exact as BF16, and a
  * block's scale multiplies its sums.
  *
- * Two warpgroups take units in turn: a warp has 16 and 16 rows of W and brings their codes from
- * shared memory into registers, as numbers, for tensor-core instructions of its own. Where a
- * thread's numbers lie in k does not matter to a sum as long as x and W agree, so each thread reads
- * 16 codes in a row and calls them its share of four instructions. A warp of its own brings scales.
- * At the end of a tile the second warpgroup's sums are added to the first's. */
+ * A unit is 128 columns wide, so that it has 128 bytes of a row too, and lies in one block.
+ * Warpgroups take units in turn, as many of them as hide the way from codes to sums: a warp has 16
+ * and 16 rows of W and brings their codes from shared memory into registers, as numbers, for
+ * tensor-core instructions of its own. Where a thread's numbers lie in k does not matter to a sum
+ * as long as x and W agree, so each thread reads 16 codes in a row and calls them its share of four
+ * instructions. Its rows' scales it has asked for a unit ahead. At the end of a tile the other
+ * warpgroups' sums are added to the first's. */
 #include "kernels/cuda/chain.h"
 #include "kernels/cuda/linear_codes.h"
 #include "kernels/cuda/linear_stream_end.h"
 
 namespace {
 
-constexpr int CODES_HALF = 64 * STREAM_K;                  /* bytes of 64 rows of a unit */
-constexpr int CODES_THREADS = 2 * STREAM_WORKERS + 3 * 32; /* workers, and warps that bring */
+constexpr int CODES_HALF = 64 * CODES_K; /* bytes of 64 rows of a unit */
+constexpr int codes_threads(int groups) { return groups * STREAM_WORKERS + 2 * 32; }
 
-template <int N, int W_STAGES, int X_STAGES>
+/* A place belongs to one warpgroup: who waits for its next turn has seen the one before, so that
+ * parities suffice. */
+template <int N, int G, int W_STAGES, int X_STAGES>
 struct CodesShared {
+  static_assert(W_STAGES % G == 0 && X_STAGES % G == 0);
   unsigned char w[W_STAGES][2 * CODES_HALF]; /* at a multiple of 1024 bytes */
-  unsigned char x[X_STAGES][N * STREAM_K * 2];
-  float4 other[N / 4][STREAM_WORKERS];     /* the second warpgroup's sums */
-  uint32_t w_scale[W_STAGES][STREAM_TILE]; /* of a unit's rows; of BF16 the word that has it */
+  unsigned char x[X_STAGES][N * CODES_K * 2];
+  float4 other[G - 1][N / 4][STREAM_WORKERS]; /* sums of warpgroups but the first */
   uint64_t w_full[W_STAGES], w_empty[W_STAGES], x_full[X_STAGES], x_empty[X_STAGES];
 };
 
@@ -35,10 +39,6 @@ __device__ inline void codes_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t
 
 /* ---- scales ---- */
 
-/* The place of the scale of a row of W in its block at column k. */
-__device__ inline int64_t codes_scale_at(const CodeScales &c, int row, int k) {
-  return static_cast<int64_t>(row) * c.blocks + k / c.block;
-}
 /* The row of W at place p of a tile's 128, or its last one. */
 __device__ inline int codes_row(const Stream &a, int tile, int p) {
   int t = p / 64, in = p % 64;
@@ -46,71 +46,85 @@ __device__ inline int codes_row(const Stream &a, int tile, int p) {
   return min(STREAM_TILE * tile + 64 * t + row, a.n - 1);
 }
 
-/* A warp: four rows' scales of each unit to a lane. */
-template <class Shared, int STAGES>
-__device__ inline void codes_bring_scales(const Stream &a, const CodeScales &c, Shared *sh) {
-  int first = stream_start(a, static_cast<int>(blockIdx.x));
-  int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
-  int tile = first / a.chunks, chunk = first % a.chunks, lane = static_cast<int>(threadIdx.x % 32);
-  RingPlace<STAGES> place;
-  for (int u = first; u < end; u++) {
-    if (u - first >= STAGES) barrier_wait(shared_at(&sh->w_empty[place.at]), place.turn ^ 1);
-#pragma unroll
-    for (int i = 0; i < STREAM_TILE / 32; i++) {
-      int p = 32 * i + lane;
-      int64_t at = codes_scale_at(c, codes_row(a, tile, p), chunk * STREAM_K);
-      const uint32_t *word = static_cast<const uint32_t *>(c.scales) + (c.half ? at / 2 : at);
-      asm volatile(
-          "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_at(&sh->w_scale[place.at][p])),
-          "l"(word)
-          : "memory");
-    }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                     shared_at(&sh->w_full[place.at]))
-                 : "memory");
-    place.next();
-    if (++chunk == a.chunks) {
-      chunk = 0;
+/* The scales of a thread's four rows, unit by unit of its warpgroup's, which are every G-th. */
+template <int G>
+struct CodesScales {
+  int tile, chunk, units; /* units: that are left to ask for, of this block */
+  int row[2][2];          /* where the rows' scales begin */
+  uint32_t ahead[2][2];   /* of the unit at `chunk`, as they lie in memory */
+
+  __device__ void find(const Stream &a, const CodeScales &c) {
+    int thread = static_cast<int>(threadIdx.x % STREAM_WORKERS);
+    int place = thread / 32 * 16 + thread % 32 / 4;
+    while (chunk >= a.chunks) {
+      chunk -= a.chunks;
       tile++;
     }
+#pragma unroll
+    for (int t = 0; t < 2; t++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) row[t][h] = codes_row(a, tile, 64 * t + place + 8 * h) * c.blocks;
   }
-}
+  __device__ void ask(const CodeScales &c) {
+    int block = static_cast<int>(static_cast<uint64_t>(chunk) * c.per_unit >> 31);
+#pragma unroll
+    for (int t = 0; t < 2; t++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        int at = row[t][h] + block;
+        ahead[t][h] = c.half ? __ldg(static_cast<const uint16_t *>(c.scales) + at)
+                             : __ldg(static_cast<const uint32_t *>(c.scales) + at);
+      }
+  }
+  __device__ void start(const Stream &a, const CodeScales &c, int first, int end) {
+    tile = 0;
+    chunk = first;
+    units = end - first;
+    if (units <= 0) return;
+    tile = first / a.chunks;
+    chunk = first % a.chunks;
+    find(a, c);
+    ask(c);
+  }
+  /* Those of the unit that was asked for last; asks for the next. */
+  __device__ void next(const Stream &a, const CodeScales &c, float (&scale)[2][2]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      scale[i / 2][i % 2] = __uint_as_float(ahead[i / 2][i % 2] << (c.half ? 16 : 0));
+    chunk += G;
+    units -= G;
+    if (units <= 0) return;
+    if (chunk >= a.chunks) find(a, c);
+    ask(c);
+  }
+};
 
 /* ---- sums ---- */
 
-/* A thread's 16 codes of a row of its own in each half, and of the 8th row behind it. */
-struct CodesPiece {
-  uint4 top[2], bottom[2];
-  float scale[2][2];
+/* A thread has 16 codes in each half of a unit: of pieces of 16, in a row of 128, those at 2 q and
+ * 2 q + 1, in this order where q < 2 and the other way round else, so that eight lanes that read at
+ * once reach all banks, of W and of x. Both lie swizzled: piece p of row r at p ^ r % 8. */
+struct CodesPlace {
+  int w, x; /* of the first half, from the start of a stage; the second is at ^ 16 and ^ 32 */
 };
-template <class Shared>
-__device__ inline CodesPiece codes_piece(const Shared *sh, int stage, const bool (&odd)[2][2],
-                                         bool half) {
-  int thread = static_cast<int>(threadIdx.x % STREAM_WORKERS), lane = thread % 32;
-  int row = thread / 32 * 16 + lane / 4;
-  CodesPiece p;
-#pragma unroll
-  for (int t = 0; t < 2; t++) {
-    const unsigned char *w = sh->w[stage] + t * CODES_HALF + row * 64 + lane % 4 * 16;
-    p.top[t] = *reinterpret_cast<const uint4 *>(w);
-    p.bottom[t] = *reinterpret_cast<const uint4 *>(w + 8 * 64);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      uint32_t word = sh->w_scale[stage][64 * t + row + 8 * h];
-      if (half) word = odd[t][h] ? word & 0xffff0000u : word << 16;
-      p.scale[t][h] = __uint_as_float(word);
-    }
-  }
-  return p;
+template <int N>
+__device__ inline CodesPlace codes_place() {
+  int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, q = lane % 4;
+  int piece = 2 * q + q / 2, warp = static_cast<int>(threadIdx.x % STREAM_WORKERS / 32);
+  return {(warp * 16 + row) * 128 + (piece ^ row) * 16,
+          q / 2 * (N * 128) + row * 128 + ((2 * (piece % 4)) ^ row) * 16};
 }
 
-template <WireKind KIND, int N, class Shared>
-__device__ inline void codes_multiply(float (&sum)[2][N / 2], const CodesPiece &p, const Shared *sh,
-                                      int stage) {
-  int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, q = lane % 4;
-  float part[2][N / 8][4] = {};
-  const uint32_t *top[2] = {&p.top[0].x, &p.top[1].x},
-                 *bottom[2] = {&p.bottom[0].x, &p.bottom[1].x};
+/* 16 codes of four rows, at w, against those numbers of x, at x and x ^ 16. */
+template <WireKind KIND, int N>
+__device__ inline void codes_multiply(float (&part)[2][N / 8][4], const unsigned char *w,
+                                      const unsigned char *stage, int x) {
+  uint4 top[2], bottom[2];
+#pragma unroll
+  for (int t = 0; t < 2; t++) {
+    top[t] = *reinterpret_cast<const uint4 *>(w + t * CODES_HALF);
+    bottom[t] = *reinterpret_cast<const uint4 *>(w + t * CODES_HALF + 8 * 128);
+  }
 #pragma unroll
   for (int i = 0; i < 2; i++) { /* 8 of the thread's 16 numbers of k */
     uint32_t a[2][2][4];
@@ -118,139 +132,160 @@ __device__ inline void codes_multiply(float (&sum)[2][N / 2], const CodesPiece &
     for (int s = 0; s < 2; s++)
 #pragma unroll
       for (int t = 0; t < 2; t++) {
-        a[s][t][0] = bf16_of_codes<KIND>(top[t][2 * i + s], false);
-        a[s][t][1] = bf16_of_codes<KIND>(bottom[t][2 * i + s], false);
-        a[s][t][2] = bf16_of_codes<KIND>(top[t][2 * i + s], true);
-        a[s][t][3] = bf16_of_codes<KIND>(bottom[t][2 * i + s], true);
+        uint32_t up = (&top[t].x)[2 * i + s], down = (&bottom[t].x)[2 * i + s];
+        a[s][t][0] = bf16_of_codes<KIND>(up, false);
+        a[s][t][1] = bf16_of_codes<KIND>(down, false);
+        a[s][t][2] = bf16_of_codes<KIND>(up, true);
+        a[s][t][3] = bf16_of_codes<KIND>(down, true);
       }
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-      const unsigned char *at = sh->x[stage] + (8 * j + row) * 128 + ((2 * q + i) ^ row) * 16;
-      uint4 x = *reinterpret_cast<const uint4 *>(at);
+      uint4 b = *reinterpret_cast<const uint4 *>(stage + (x ^ (16 * i)) + j * 8 * 128);
 #pragma unroll
       for (int t = 0; t < 2; t++) {
-        codes_mma(part[t][j], a[0][t], x.x, x.y);
-        codes_mma(part[t][j], a[1][t], x.z, x.w);
+        codes_mma(part[t][j], a[0][t], b.x, b.y);
+        codes_mma(part[t][j], a[1][t], b.z, b.w);
       }
     }
   }
-#pragma unroll
-  for (int t = 0; t < 2; t++)
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) sum[t][4 * j + e] += p.scale[t][e / 2] * part[t][j][e];
 }
 
 /* This warpgroup's units among those from `from` to `to`, of a block whose first is `first`. */
-template <WireKind KIND, int N, class Shared, int W_STAGES, int X_STAGES>
-__device__ inline void codes_sum(float (&sum)[2][N / 2], const Stream &a, const CodeScales &c,
-                                 Shared *sh, int tile, int from, int to, int first) {
-  int thread = static_cast<int>(threadIdx.x % STREAM_WORKERS), lane = thread % 32;
-  int group = static_cast<int>(threadIdx.x) / STREAM_WORKERS, row = thread / 32 * 16 + lane / 4;
+template <WireKind KIND, int N, int G, class Shared, int W_STAGES, int X_STAGES>
+__device__ inline void codes_sum(float (&sum)[2][N / 2], CodesScales<G> &scales, const Stream &a,
+                                 const CodeScales &c, Shared *sh, CodesPlace at, int from, int to,
+                                 int first) {
+  int group = static_cast<int>(threadIdx.x) / STREAM_WORKERS;
 #pragma unroll
   for (int i = 0; i < N / 2; i++) sum[0][i] = sum[1][i] = 0;
-  bool odd_row[2][2]; /* where its first scale is not at the start of a word */
-#pragma unroll
-  for (int t = 0; t < 2; t++)
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-      odd_row[t][h] = codes_scale_at(c, codes_row(a, tile, 64 * t + row + 8 * h), 0) % 2 != 0;
-  for (int u = from + ((from - first + group) & 1); u < to; u += 2) {
+#pragma unroll 1
+  for (int u = from + (group + G - (from - first) % G) % G; u < to; u += G) {
     int i = u - first, w = i % W_STAGES, x = i % X_STAGES;
-    bool step = (u - tile * a.chunks) * STREAM_K / c.block % 2 != 0;
-    const bool odd[2][2] = {{odd_row[0][0] != step, odd_row[0][1] != step},
-                            {odd_row[1][0] != step, odd_row[1][1] != step}};
-    barrier_wait(shared_at(&sh->w_full[w]), i / W_STAGES & 1);
-    CodesPiece piece = codes_piece(sh, w, odd, c.half);
+    float scale[2][2], part[2][N / 8][4] = {};
+    scales.next(a, c, scale);
     barrier_wait(shared_at(&sh->x_full[x]), i / X_STAGES & 1);
-    codes_multiply<KIND, N>(sum, piece, sh, x);
+    barrier_wait(shared_at(&sh->w_full[w]), i / W_STAGES & 1);
+    codes_multiply<KIND, N>(part, sh->w[w] + at.w, sh->x[x], at.x);
+    codes_multiply<KIND, N>(part, sh->w[w] + (at.w ^ 16), sh->x[x], at.x ^ 32);
     __syncwarp();
-    if (lane == 0) {
+    if (threadIdx.x % 32 == 0) {
       barrier_arrive(shared_at(&sh->w_empty[w]));
       barrier_arrive(shared_at(&sh->x_empty[x]));
     }
+#pragma unroll
+    for (int t = 0; t < 2; t++)
+#pragma unroll
+      for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[t][4 * j + e] += scale[t][e / 2] * part[t][j][e];
   }
 }
 
-__device__ inline void codes_meet() { asm volatile("bar.sync 2, 256;" ::: "memory"); }
+/* The first warpgroup waits for what the others have written, and they, before they write again,
+ * until it has read that. */
+enum { CODES_WRITTEN = 2, CODES_READ = 3 };
+template <int G>
+__device__ inline void codes_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(G * STREAM_WORKERS) : "memory");
+}
+template <int G>
+__device__ inline void codes_wait(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(G * STREAM_WORKERS) : "memory");
+}
 
-/* The first warpgroup's sums become those of both. */
-template <int N, class Shared>
-__device__ inline void codes_join(float (&sum)[2][N / 2], Shared *sh) {
+/* The first warpgroup's sums become those of all. */
+template <int N, int G, class Shared>
+__device__ inline void codes_join(float (&sum)[2][N / 2], Shared *sh, bool first_tile,
+                                  bool last_tile) {
   int thread = static_cast<int>(threadIdx.x % STREAM_WORKERS);
-  bool second = threadIdx.x >= STREAM_WORKERS;
+  int group = static_cast<int>(threadIdx.x) / STREAM_WORKERS;
+  if (group > 0) {
+    if (!first_tile) codes_wait<G>(CODES_READ);
 #pragma unroll
-  for (int i = 0; i < N / 4; i++) {
-    float *s = sum[i / (N / 8)] + i % (N / 8) * 4;
-    if (second) sh->other[i][thread] = make_float4(s[0], s[1], s[2], s[3]);
+    for (int i = 0; i < N / 4; i++) sh->other[group - 1][i][thread] = stream_piece<N>(sum, i);
+    codes_arrive<G>(CODES_WRITTEN);
+    return;
   }
-  codes_meet();
+  codes_wait<G>(CODES_WRITTEN);
 #pragma unroll
-  for (int i = 0; i < N / 4; i++) {
-    float *s = sum[i / (N / 8)] + i % (N / 8) * 4;
-    if (second) continue;
-    float4 other = sh->other[i][thread];
-    s[0] += other.x;
-    s[1] += other.y;
-    s[2] += other.z;
-    s[3] += other.w;
-  }
-  codes_meet(); /* its place is free */
+  for (int g = 0; g < G - 1; g++)
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+      float4 other = sh->other[g][i][thread];
+      float *s = sum[i % 2] + i / 2 * 4;
+      s[0] += other.x;
+      s[1] += other.y;
+      s[2] += other.z;
+      s[3] += other.w;
+    }
+  if (!last_tile) codes_arrive<G>(CODES_READ);
 }
 
-template <WireKind KIND, int N, class Shared, int W_STAGES, int X_STAGES>
+template <WireKind KIND, int N, int G, class Shared, int W_STAGES, int X_STAGES>
 __device__ inline void codes_work(const Stream &a, const CodeScales &c, Shared *sh) {
   int first = stream_start(a, static_cast<int>(blockIdx.x));
   int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
   int first_tile = first / a.chunks, last_tile = (end - 1) / a.chunks;
-  bool finishes = threadIdx.x < STREAM_WORKERS;
+  int group = static_cast<int>(threadIdx.x) / STREAM_WORKERS;
+  CodesPlace at = codes_place<N>();
+  CodesScales<G> scales;
+  scales.start(a, c, first + group, end);
+  wait_for_kernel_before();
 #pragma unroll 1
   for (int tile = first_tile; tile <= last_tile; tile++) {
     int from = max(first, tile * a.chunks), to = min(end, (tile + 1) * a.chunks);
     float sum[2][N / 2];
-    codes_sum<KIND, N, Shared, W_STAGES, X_STAGES>(sum, a, c, sh, tile, from, to, first);
-    codes_join<N>(sum, sh);
-    if (finishes) stream_end_tile<N>(a, tile, to - from, sum);
+    codes_sum<KIND, N, G, Shared, W_STAGES, X_STAGES>(sum, scales, a, c, sh, at, from, to, first);
+    codes_join<N, G>(sum, sh, tile == first_tile, tile == last_tile);
+    if (group == 0) stream_end_tile<N>(a, tile, to - from, sum);
   }
-  if (finishes) stream_add_up_all<N>(a, first_tile, last_tile);
+  if (group == 0) stream_add_up_all<N>(a, first_tile, last_tile);
 }
 
 #endif
 
-template <WireKind KIND, int N, int W_STAGES, int X_STAGES>
-__global__ __launch_bounds__(CODES_THREADS, N <= 16 ? 2 : 1) void codes_kernel(
-    const __grid_constant__ Stream a, const __grid_constant__ CodeScales c,
-    const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map) {
+template <WireKind KIND, int N, int G, int W_STAGES, int X_STAGES>
+__global__ __launch_bounds__(codes_threads(G),
+                             1) void codes_kernel(const __grid_constant__ Stream a,
+                                                  const __grid_constant__ CodeScales c,
+                                                  const __grid_constant__ CUtensorMap w_map,
+                                                  const __grid_constant__ CUtensorMap x_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  typedef CodesShared<N, W_STAGES, X_STAGES> Shared;
+  typedef CodesShared<N, G, W_STAGES, X_STAGES> Shared;
   extern __shared__ __align__(1024) unsigned char stream_memory[];
   Shared *sh = reinterpret_cast<Shared *>(stream_memory);
   int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  int lane = static_cast<int>(threadIdx.x % 32), bringer = warp - 2 * STREAM_WORKERS / 32;
-  stream_start_rings<Shared, W_STAGES, X_STAGES>(sh, 1 + 32);
+  int lane = static_cast<int>(threadIdx.x % 32), bringer = warp - G * STREAM_WORKERS / 32;
+  stream_start_rings<Shared, W_STAGES, X_STAGES>(sh, 1);
   next_kernel_may_start();
   if (bringer < 0) {
-    wait_for_kernel_before();
-    codes_work<KIND, N, Shared, W_STAGES, X_STAGES>(a, c, sh);
+    codes_work<KIND, N, G, Shared, W_STAGES, X_STAGES>(a, c, sh);
   } else if (bringer == 0) {
-    if (lane == 0) stream_bring_w<Shared, W_STAGES, CODES_HALF>(a, sh, &w_map);
-  } else if (bringer == 1) {
+    if (lane == 0) stream_bring_w<Shared, W_STAGES, CODES_K, CODES_HALF>(a, sh, &w_map);
+  } else {
+    if (lane == 0) map_fetch(&x_map);
     wait_for_kernel_before();
-    if (lane == 0) stream_bring_x<N, Shared, X_STAGES>(a, sh, &x_map);
-  } else if (bringer == 2) {
-    codes_bring_scales<Shared, W_STAGES>(a, c, sh);
+    if (lane == 0) stream_bring_x<N, Shared, X_STAGES, CODES_K>(a, sh, &x_map);
   }
 #endif
 }
 
+template <WireKind KIND, int N, int G, int W, int X>
+void launch_groups(cudaStream_t stream, const StreamLaunch &l) {
+  static_assert(sizeof(CodesShared<N, G, W, X>) > 114 << 10);
+  size_t shared = sizeof(CodesShared<N, G, W, X>);
+  chain_allow_shared(codes_kernel<KIND, N, G, W, X>, shared);
+  chain_launch(stream, codes_kernel<KIND, N, G, W, X>, dim3(static_cast<unsigned>(l.blocks)),
+               codes_threads(G), shared, 1, l.a, l.c, l.w, l.x);
+}
 template <WireKind KIND, int N>
 void launch(cudaStream_t stream, const StreamLaunch &l) {
-  constexpr int W = N <= 16 ? 10 : N <= 32 ? 8 : 6, X = N <= 16 ? 10 : N <= 32 ? 6 : 4;
-  size_t shared = sizeof(CodesShared<N, W, X>);
-  chain_allow_shared(codes_kernel<KIND, N, W, X>, shared);
-  chain_launch(stream, codes_kernel<KIND, N, W, X>, dim3(static_cast<unsigned>(l.blocks)),
-               CODES_THREADS, shared, 1, l.a, l.c, l.w, l.x);
+  if constexpr (N <= 16) /* the same for both: rows keep their bits */
+    launch_groups<KIND, N, 4, 8, 8>(stream, l);
+  else if constexpr (N == 32)
+    launch_groups<KIND, N, 3, 6, 6>(stream, l);
+  else
+    launch_groups<KIND, N, 2, 6, 4>(stream, l);
 }
 template <WireKind KIND>
 void launch_kind(cudaStream_t stream, const StreamLaunch &l) {

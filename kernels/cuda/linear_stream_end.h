@@ -5,14 +5,7 @@
 
 #include "kernels/cuda/linear_stream_ring.h"
 
-/* Of each tile: blocks that have left their part, and that have read them. Every product leaves
- * zeros. */
-[[maybe_unused]] static __device__ unsigned stream_arrived[STREAM_TILES][2];
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* The threads that finish tiles. */
-__device__ inline void stream_meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 /* Two columns of y of one row, as a thread has them. */
 struct StreamPair {
@@ -64,28 +57,46 @@ __device__ inline void stream_store(const Stream &a, int row, const StreamPair &
   store_pair(y, c, __floats2bfloat162_rn(v.x, v.y));
 }
 
-/* Columns [8 j, 8 j + 8) of the product of a tile, which are rows of y, from their sums. */
-__device__ inline void stream_finish(const Stream &a, int tile, int j, const float (&sum)[2][4]) {
-  int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int e = 0; e < 2; e++) {
-    int row = 8 * j + lane % 4 * 2 + e;
-    if (row >= a.m) continue;
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-      StreamPair c = stream_pair(a, STREAM_TILE * tile + 64 * t);
-      if (!c.one) continue;
-      float2 v = make_float2(sum[t][e], sum[t][2 + e]);
-      if (a.bias) {
-        float2 b = load_pair(a.bias, c);
-        v = make_float2(v.x + b.x, v.y + b.y);
-      }
-      stream_store(a, row, c, v);
-    }
-  }
+/* A piece of a tile's product: columns [8 j, 8 j + 8), which are rows of y, of its rows [64 t, 64 t
+ * + 64). Pieces are numbered 2 j + t. */
+__device__ inline void stream_finish(const Stream &a, int tile, int piece, float4 sum) {
+  StreamPair c = stream_pair(a, STREAM_TILE * tile + 64 * (piece % 2));
+  if (!c.one) return;
+  float2 bias = a.bias ? load_pair(a.bias, c) : make_float2(0, 0);
+  int row = 8 * (piece / 2) + static_cast<int>(threadIdx.x % 4) * 2;
+  if (row < a.m) stream_store(a, row, c, make_float2(sum.x + bias.x, sum.z + bias.y));
+  if (row + 1 < a.m) stream_store(a, row + 1, c, make_float2(sum.y + bias.x, sum.w + bias.y));
+}
+template <int N>
+__device__ inline float4 stream_piece(const float (&sum)[2][N / 2], int piece) {
+  const float *s = sum[piece % 2] + piece / 2 * 4;
+  return make_float4(s[0], s[1], s[2], s[3]);
 }
 
-/* ---- tiles of several blocks ---- */
+/* ---- tiles of several blocks ----
+ *
+ * A word of a part is there when it is not zero: who leaves one writes a sum of 0 as -0, which adds
+ * nothing either, and who takes it leaves 0 for the next product. So no fence, no counter and one
+ * way through L2 lie between the two. */
+
+__device__ inline float stream_marked(float x) { return __float_as_uint(x) == 0 ? -0.0f : x; }
+__device__ inline bool stream_there(float4 x) {
+  return __float_as_uint(x.x) != 0 && __float_as_uint(x.y) != 0 && __float_as_uint(x.z) != 0 &&
+         __float_as_uint(x.w) != 0;
+}
+__device__ inline float4 stream_look(const float4 *p) {
+  float4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(p)
+               : "memory");
+  return x;
+}
+__device__ inline void stream_put(float4 *p, float4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y),
+               "f"(x.z), "f"(x.w)
+               : "memory");
+}
 
 template <int N>
 __device__ inline float4 *stream_part(const Stream &a, int block, int tile) {
@@ -98,49 +109,44 @@ template <int N>
 __device__ inline void stream_leave(const Stream &a, int tile, const float (&sum)[2][N / 2]) {
   float4 *part = stream_part<N>(a, static_cast<int>(blockIdx.x), tile);
 #pragma unroll
-  for (int j = 0; j < N / 8; j++)
-#pragma unroll
-    for (int t = 0; t < 2; t++)
-      __stcg(part + (2 * j + t) * STREAM_WORKERS,
-             make_float4(sum[t][4 * j], sum[t][4 * j + 1], sum[t][4 * j + 2], sum[t][4 * j + 3]));
-  __threadfence();
-  stream_meet();
-  if (threadIdx.x == 0)
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(stream_arrived[tile]) : "memory");
+  for (int i = 0; i < N / 4; i++) {
+    float4 x = stream_piece<N>(sum, i);
+    stream_put(part + i * STREAM_WORKERS, make_float4(stream_marked(x.x), stream_marked(x.y),
+                                                      stream_marked(x.z), stream_marked(x.w)));
+  }
 }
 
-/* Adds up this block's share of a tile's columns, once all parts are there. Blocks of a grid that
- * wait for each other are all on the card, or will be when the kernel before has ended: the next
- * one starts when all of this one's have. */
+/* Adds up this block's share of a tile's pieces, in order of k, as parts come. Blocks of a grid
+ * that wait for each other are all on the card, or will be when the kernel before has ended: the
+ * next one starts when all of this one's have. */
 template <int N>
 __device__ inline void stream_add_up(const Stream &a, int tile) {
+  constexpr int AT_ONCE = 6;
   int first = stream_block_of(a, tile * a.chunks);
   int blocks = stream_block_of(a, (tile + 1) * a.chunks - 1) - first + 1;
-  int mine = static_cast<int>(blockIdx.x) - first;
-  if (blocks == 1 || mine >= N / 8) return;
-  if (threadIdx.x == 0) {
-    unsigned *arrived = stream_arrived[tile], there;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(arrived) : "memory");
-    while (there < static_cast<unsigned>(blocks));
-    unsigned readers = static_cast<unsigned>(min(blocks, N / 8));
-    if (atomicAdd(arrived + 1, 1) == readers - 1) arrived[0] = arrived[1] = 0;
-  }
-  stream_meet();
-  for (int j = mine; j < N / 8; j += blocks) {
-    float sum[2][4] = {};
-#pragma unroll 4
-    for (int b = 0; b < blocks; b++) {
-      const float4 *part = stream_part<N>(a, first + b, tile);
+  if (blocks == 1) return;
+  for (int i = static_cast<int>(blockIdx.x) - first; i < N / 4; i += blocks) {
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int b = 0; b < blocks; b += AT_ONCE) {
+      float4 *part[AT_ONCE], x[AT_ONCE];
 #pragma unroll
-      for (int t = 0; t < 2; t++) {
-        float4 x = __ldcg(part + (2 * j + t) * STREAM_WORKERS);
-        sum[t][0] += x.x;
-        sum[t][1] += x.y;
-        sum[t][2] += x.z;
-        sum[t][3] += x.w;
-      }
+      for (int k = 0; k < AT_ONCE; k++)
+        if (b + k < blocks) {
+          part[k] = stream_part<N>(a, first + b + k, tile) + i * STREAM_WORKERS;
+          x[k] = stream_look(part[k]);
+        }
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++)
+        if (b + k < blocks) {
+          while (!stream_there(x[k])) {
+            __nanosleep(40);
+            x[k] = stream_look(part[k]);
+          }
+          stream_put(part[k], make_float4(0, 0, 0, 0));
+          sum = make_float4(sum.x + x[k].x, sum.y + x[k].y, sum.z + x[k].z, sum.w + x[k].w);
+        }
     }
-    stream_finish(a, tile, j, sum);
+    stream_finish(a, tile, i, sum);
   }
 }
 
@@ -153,12 +159,7 @@ __device__ inline void stream_end_tile(const Stream &a, int tile, int units,
     return;
   }
 #pragma unroll
-  for (int j = 0; j < N / 8; j++) {
-    const float part[2][4] = {
-        {sum[0][4 * j], sum[0][4 * j + 1], sum[0][4 * j + 2], sum[0][4 * j + 3]},
-        {sum[1][4 * j], sum[1][4 * j + 1], sum[1][4 * j + 2], sum[1][4 * j + 3]}};
-    stream_finish(a, tile, j, part);
-  }
+  for (int i = 0; i < N / 4; i++) stream_finish(a, tile, i, stream_piece<N>(sum, i));
 }
 /* Of all its tiles only the first and the last can be others' too. */
 template <int N>

@@ -142,22 +142,26 @@ __global__ __launch_bounds__(STREAM_THREADS,
     wait_for_kernel_before();
     stream_work<N, Shared, W_STAGES, X_STAGES>(a, sh);
   } else if (warp == 4) {
-    if (lane == 0) stream_bring_w<Shared, W_STAGES, STREAM_HALF>(a, sh, &w_map);
+    if (lane == 0) stream_bring_w<Shared, W_STAGES, STREAM_K, STREAM_HALF>(a, sh, &w_map);
   } else {
+    if (lane == 0) map_fetch(&x_map);
     wait_for_kernel_before();
-    if (lane == 0) stream_bring_x<N, Shared, X_STAGES>(a, sh, &x_map);
+    if (lane == 0) stream_bring_x<N, Shared, X_STAGES, STREAM_K>(a, sh, &x_map);
   }
 #endif
 }
 
-template <int N>
-void launch(cudaStream_t stream, const StreamLaunch &l) {
-  /* two of them, or one and two blocks of decode attention, share a multiprocessor */
-  constexpr int W = N <= 16 ? 6 : 5, X = N == 64 ? 3 : N == 16 ? 4 : 6;
+template <int N, int W, int X>
+void launch_stages(cudaStream_t stream, const StreamLaunch &l) {
+  static_assert(sizeof(StreamShared<N, W, X>) > 114 << 10);
   size_t shared = sizeof(StreamShared<N, W, X>);
   chain_allow_shared(stream_kernel<N, W, X>, shared);
   chain_launch(stream, stream_kernel<N, W, X>, dim3(static_cast<unsigned>(l.blocks)),
                STREAM_THREADS, shared, 1, l.a, l.w, l.x);
+}
+template <int N>
+void launch(cudaStream_t stream, const StreamLaunch &l) {
+  launch_stages<N, N == 64 ? 10 : 12, N == 64 ? 6 : N == 32 ? 5 : 8>(stream, l);
 }
 }  // namespace
 

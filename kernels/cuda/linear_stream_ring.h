@@ -48,26 +48,31 @@ __device__ inline void stream_start_rings(Shared *sh, int arrivals) {
   __syncthreads();
 }
 
-/* 64 rows of W from `row` on. W is read once: it must not push x and the cache out of L2. */
+__device__ inline void map_fetch(const CUtensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* W is read once: it must not push x and the cache out of L2. */
+constexpr uint64_t STREAM_READ_ONCE = 0x12F0000000000000ull;
+
+/* 64 rows of W from `row` on, to shared memory. */
 __device__ inline void stream_copy_w(const Stream &a, uint32_t to, const CUtensorMap *map,
                                      int column, int row, uint32_t barrier) {
-  const uint64_t read_once = 0x12F0000000000000ull;
   if (a.paired)
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
         ".L2::cache_hint [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(read_once)
+        "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(STREAM_READ_ONCE)
         : "memory");
   else
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
         ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(read_once)
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(STREAM_READ_ONCE)
         : "memory");
 }
-
-/* BYTES: of 64 rows of a unit. */
-template <class Shared, int STAGES, int BYTES>
+/* BYTES: of 64 rows of a unit, UNIT_K columns wide. */
+template <class Shared, int STAGES, int UNIT_K, int BYTES>
 __device__ inline void stream_bring_w(const Stream &a, Shared *sh, const CUtensorMap *map) {
   int first = stream_start(a, static_cast<int>(blockIdx.x));
   int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
@@ -77,8 +82,8 @@ __device__ inline void stream_bring_w(const Stream &a, Shared *sh, const CUtenso
     if (u - first >= STAGES) barrier_wait(shared_at(&sh->w_empty[place.at]), place.turn ^ 1);
     uint32_t full = shared_at(&sh->w_full[place.at]), to = shared_at(sh->w[place.at]);
     barrier_expect(full, 2 * BYTES);
-    stream_copy_w(a, to, map, chunk * STREAM_K, STREAM_TILE * tile, full);
-    stream_copy_w(a, to + BYTES, map, chunk * STREAM_K, STREAM_TILE * tile + 64, full);
+    stream_copy_w(a, to, map, chunk * UNIT_K, STREAM_TILE * tile, full);
+    stream_copy_w(a, to + BYTES, map, chunk * UNIT_K, STREAM_TILE * tile + 64, full);
     place.next();
     if (++chunk == a.chunks) {
       chunk = 0;
@@ -87,7 +92,8 @@ __device__ inline void stream_bring_w(const Stream &a, Shared *sh, const CUtenso
   }
 }
 
-template <int N, class Shared, int STAGES>
+/* x of a unit: tiles of N rows and 64 columns, one behind the other. */
+template <int N, class Shared, int STAGES, int UNIT_K>
 __device__ inline void stream_bring_x(const Stream &a, Shared *sh, const CUtensorMap *map) {
   int first = stream_start(a, static_cast<int>(blockIdx.x));
   int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
@@ -95,9 +101,11 @@ __device__ inline void stream_bring_x(const Stream &a, Shared *sh, const CUtenso
   RingPlace<STAGES> place;
   for (int u = first; u < end; u++) {
     if (u - first >= STAGES) barrier_wait(shared_at(&sh->x_empty[place.at]), place.turn ^ 1);
-    uint32_t full = shared_at(&sh->x_full[place.at]);
-    barrier_expect(full, N * STREAM_K * 2);
-    copy_tile(shared_at(sh->x[place.at]), map, chunk * STREAM_K, 0, full);
+    uint32_t full = shared_at(&sh->x_full[place.at]), to = shared_at(sh->x[place.at]);
+    barrier_expect(full, N * UNIT_K * 2);
+#pragma unroll
+    for (int i = 0; i < UNIT_K / 64; i++)
+      copy_tile(to + i * N * 128, map, chunk * UNIT_K + 64 * i, 0, full);
     place.next();
     if (++chunk == a.chunks) chunk = 0;
   }
