@@ -71,7 +71,7 @@ SCRIPTS = $(patsubst tests/%.sh,%,$(wildcard tests/cli_*.sh))
 TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c))
 
 # What takes nvcc longest comes first, so that no core waits for it at the end.
-SLOW    = $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/kernels/cuda/%.cu.o,quant_wide sample linear_few linear_stream_codes))
+SLOW    = $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/kernels/cuda/%.cu.o,linear_few sample quant_wide linear_stream_codes))
 
 all: $(SLOW) rlhf
 # Looked at each time: SAN=1 and BUILD=DIR put another program in the same place.
