@@ -498,19 +498,21 @@ int comm_agree(Comm *c, int rc, Error *err);
 /* ---- collectives behind compute -------------------------------------------------------------
  *
  * comm_start_X is comm_X that returns at once, with a ticket; comm_wait waits until it is done.
- * Everything that is started runs one after another, in the order of the starts (of all Comms
- * together), so waiting for a ticket waits for all before it too. The collectives above, and the
- * making and freeing of grids, first wait for all that was started. Until comm_queue_start, and
- * always with one rank, a start does its work before it returns, and its ticket is 0.
+ * Everything that is started in a chain runs one after another, in the order of the starts (of all
+ * Comms together); waiting for a ticket waits for all before it too, of all chains. The collectives
+ * above, and the making and freeing of grids, first wait for all that was started. Until
+ * comm_queue_start, and always with one rank, a start does its work before it returns, and its
+ * ticket is 0.
  *
  * - From start to wait the buffers belong to the collective: nobody writes what is sent, nobody
  *   touches what is received. Arrays of counts are copied and are free at once.
  * - All ranks start the same things in the same order. One thread of a rank starts and waits.
  * - A ticket is waited for once, or never when a later one is; waiting for 0 does nothing.
  *
- * Over host memory a thread of its own works the queue. With NCCL a start enqueues on a
- * communication stream, which waits for the compute stream as it stands at the start; a ticket is
- * an event, and a wait is the compute stream's: the host goes on. The two have an order each.
+ * Over host memory a thread of its own works the queue, and chains are one. With NCCL a start
+ * enqueues on a communication stream, which waits for the compute stream as it stands at the start;
+ * a ticket is an event, and a wait is the compute stream's: the host goes on. Between nodes there
+ * are two such streams, which chains take by turns. Host and device have an order each.
  */
 typedef uint64_t CommTicket;
 CommTicket comm_start_all_gather(Comm *c, const void *send, void *recv,
@@ -526,6 +528,10 @@ CommTicket comm_start_all_to_all(Comm *c, const void *send, const size_t *send_b
  * under `kind`. arg and what it points to live until the wait. */
 CommTicket comm_start_work(Comm *c, CollKind kind, void (*work)(void *arg), void *arg);
 void comm_wait(CommTicket t);
+/* What is started from here on needs nothing of what was started before, but through compute that
+ * has waited for it: it may run beside that. All ranks say so at the same places. A network is idle
+ * at both ends of every collective, unless another is under way. */
+void comm_new_chain(void);
 
 /* Starts and ends the queue's thread; nothing happens with one rank, or when that is so already. An
  * end waits for all that was started. */

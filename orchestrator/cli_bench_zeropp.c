@@ -33,6 +33,7 @@ static void measure(Model *m, const BenchPlan *p, const Tokens *micro, BenchResu
   Count a = count_now();
   for (int i = 0; i < p->steps; i++) loss = train_step(m, p, micro);
   device_sync(model_device(m));
+  comm_barrier(p->grid->all); /* the next step's first weights have come, as at the start */
   Count b = count_now();
   double sum[5] = {b.inter - a.inter, b.intra - a.intra, b.hidden - a.hidden, b.exposed - a.exposed,
                    loss};

@@ -1,4 +1,4 @@
-/* A device that only keeps time: two streams, events, and collectives that last as long as a test
+/* A device that only keeps time: streams, events, and collectives that last as long as a test
  * says. What is queued starts when the stream is free and the host has queued it; so every event's
  * time is known when it is recorded. The clock is the test's own, or (own_clock false) the host's.
  */
@@ -21,7 +21,7 @@ typedef struct Sim {
   bool own_clock;
   _Atomic double now; /* the own clock; the watch looks too */
   double tick;        /* by how much a look at an event moves it on */
-  double free_at[2];
+  double free_at[1 + MAX_TRACKS];
   DeviceStream current;
   double exchange_seconds;     /* of the exchanges to come; INFINITY: they never end */
   const char *_Atomic trouble; /* the transport's */

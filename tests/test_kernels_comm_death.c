@@ -85,7 +85,7 @@ static Comm *dev_intra, *dev_inter;
 static void open_device(Grid *g, Sim *s) {
   static int group;
   *s = (Sim){.exchange_seconds = 1e-3};
-  comm_device_open(&s->base, &sim_ops, true);
+  comm_device_open(&s->base, &sim_ops, 1);
   dev_intra = comm_device_create(g->intra, "dev_intra", &group);
   dev_inter = comm_device_create(g->inter, "dev_inter", &group);
   comm_queue_start();

@@ -1,4 +1,4 @@
-/* Tickets of a device's communication stream, on a device that only keeps time: what waits for
+/* Tickets of a device's communication streams, on a device that only keeps time: what waits for
  * what, what is exposed and what is hidden, and the ring. And the Comms over them: order, streams,
  * the way through the host.
  * ranks: 1 2 3 */
@@ -15,12 +15,14 @@ static Sim sim_create(void) { return (Sim){.own_clock = true}; }
 
 static Tickets *tickets_of(Sim *s) { return tickets_create(&s->base, &sim_ops); }
 
-static CommTicket start(Sim *s, Tickets *q, double seconds) {
-  CommTicket t = tickets_start(q, (TicketLabel){COLL_ALL_GATHER, NULL, 100, false});
-  sim_run(s, STREAM_COMM, seconds);
+static CommTicket start_on(Sim *s, Tickets *q, int track, double seconds) {
+  CommTicket t = tickets_start(q, (TicketLabel){COLL_ALL_GATHER, NULL, 100, false}, track);
+  sim_run(s, track ? STREAM_COMM2 : STREAM_COMM, seconds);
   tickets_end(q, t);
   return t;
 }
+
+static CommTicket start(Sim *s, Tickets *q, double seconds) { return start_on(s, q, 0, seconds); }
 
 static TrafficCount gathers(void) { return traffic_now().of[COLL_ALL_GATHER]; }
 
@@ -118,6 +120,32 @@ static void compute_that_is_not_there_yet_does_not_wait(void **state) {
   tickets_free(q);
 }
 
+/* Two tracks: side by side, a wait is for both, and time that they share counts once. */
+static void tracks_run_side_by_side(void **state) {
+  (void)state;
+  Sim s = sim_create();
+  Tickets *q = tickets_of(&s);
+  TrafficCount before = gathers();
+  CommTicket a = start_on(&s, q, 0, 0.010);
+  CommTicket b = start_on(&s, q, 1, 0.004);
+  CommTicket c = start_on(&s, q, 1, 0.008); /* to 12 ms */
+  CommTicket d = start_on(&s, q, 0, 0.007); /* to 17 ms */
+  assert_true(a < b && b < c && c < d);
+  sim_run(&s, STREAM_COMPUTE, 0.003);
+  tickets_wait(q, b); /* and for a */
+  assert_true(fabs(s.free_at[STREAM_COMPUTE] - 0.010) < CLOSE);
+  tickets_wait(q, c); /* not for d */
+  assert_true(fabs(s.free_at[STREAM_COMPUTE] - 0.012) < CLOSE);
+  sim_run(&s, STREAM_COMPUTE, 0.001);
+  tickets_wait(q, d);
+  assert_true(fabs(s.free_at[STREAM_COMPUTE] - 0.017) < CLOSE);
+  s.now = 1;
+  tickets_drain(q);
+  /* Exposed: 3 to 12 and 13 to 17. */
+  assert_counted(before, 0.013, 0.004);
+  tickets_free(q);
+}
+
 /* More than the ring holds, few of them waited for: the host waits for room only. */
 static void the_ring_goes_round(void **state) {
   (void)state;
@@ -161,7 +189,7 @@ static void the_oldest_is_known(void **state) {
   s.now = 0.009;
   assert_false(tickets_oldest(q, &t, &label, &runs));
   /* Started, and its host is still busy queueing it. */
-  CommTicket open = tickets_start(q, (TicketLabel){COLL_ALL_TO_ALL, NULL, 7, false});
+  CommTicket open = tickets_start(q, (TicketLabel){COLL_ALL_TO_ALL, NULL, 7, false}, 0);
   s.now = 1;
   assert_true(tickets_oldest(q, &t, &label, &runs) && t == open && runs);
   tickets_end(q, open);
@@ -197,7 +225,7 @@ static void calls_run_on_the_communication_stream(void **state) {
   int group;
   size_t bytes[3] = {10, 10, 10};
   char x[30] = {0};
-  comm_device_open(&s.base, &sim_ops, true);
+  comm_device_open(&s.base, &sim_ops, 1);
   Comm *c = comm_device_create(g->all, "dev_all", &group);
   assert_int_equal(comm_size(c), g->world);
   s.exchange_seconds = 0.002;
@@ -261,7 +289,7 @@ static void captured_calls_are_launched_as_one(void **state) {
   size_t bytes[3] = {10, 10, 10};
   char x[30] = {0};
   with_steps.captured_bytes = thousand;
-  comm_device_open(&s.base, &with_steps, true);
+  comm_device_open(&s.base, &with_steps, 1);
   Comm *c = comm_device_create(g->all, "dev_all", &group);
   s.exchange_seconds = 0.002;
   assert_true(comm_captured_bytes(c) == (g->world > 1 ? 1000 : SIZE_MAX));
@@ -292,6 +320,38 @@ static void captured_calls_are_launched_as_one(void **state) {
   grid_free(g);
 }
 
+/* Chains take the tracks by turns; what is started in one stays on its track. */
+static void chains_take_turns(void **state) {
+  (void)state;
+  Grid *g = grid_of();
+  Sim s = sim_create();
+  int group;
+  size_t bytes[3] = {10, 10, 10};
+  char x[30] = {0};
+  for (int tracks = 1; tracks <= MAX_TRACKS; tracks++) {
+    comm_device_open(&s.base, &sim_ops, tracks);
+    Comm *c = comm_device_create(g->all, "dev_all", &group);
+    comm_queue_start();
+    Place place = {&s, STREAM_COMPUTE, 0};
+    int used[1 + MAX_TRACKS] = {0};
+    for (int chain = 0; chain < 4; chain++) {
+      comm_new_chain();
+      comm_start_work(c, COLL_ALL_TO_ALL, note_stream, &place);
+      DeviceStream first = place.stream;
+      comm_start_all_gather(c, x, x, bytes);
+      comm_wait(comm_start_work(c, COLL_ALL_TO_ALL, note_stream, &place));
+      assert_int_equal(place.stream, first);
+      used[first]++;
+    }
+    for (int k = 0; k < tracks; k++) assert_int_equal(used[STREAM_COMM + k], 4 / tracks);
+    comm_queue_stop();
+    comm_destroy(c);
+    s.now += 1;
+    comm_device_close(&s.base);
+  }
+  grid_free(g);
+}
+
 static void a_device_may_go_first(void **state) {
   (void)state;
   Grid *g = grid_of();
@@ -300,7 +360,7 @@ static void a_device_may_go_first(void **state) {
   size_t bytes[3] = {0};
   for (int round = 0; round < 2; round++) {
     s.tick = 1e-3;
-    comm_device_open(&s.base, &sim_ops, true);
+    comm_device_open(&s.base, &sim_ops, 1);
     Comm *c = comm_device_create(g->all, "dev_all", &group);
     s.exchange_seconds = 0.002;
     comm_start_all_gather(c, NULL, NULL, bytes);
@@ -358,7 +418,7 @@ static void without_a_transport_blocks_go_through_the_host(void **state) {
   Error err = {""};
   Device *d = device_open(DEVICE_CPU, 1, &err);
   assert_non_null(d);
-  comm_device_open(d, &sim_ops, false);
+  comm_device_open(d, &sim_ops, 0);
   Comm *c = comm_device_create(g->all, "dev_all", NULL);
   TrafficCount before = gathers();
   for (int queue = 0; queue < 2; queue++) {
@@ -389,7 +449,7 @@ static void other_collectives_are_refused(void **state) {
   if (launch_world() > 1) skip(); /* the child that dies would end them all */
   Grid *g = grid_of();
   Sim s = sim_create();
-  comm_device_open(&s.base, &sim_ops, false);
+  comm_device_open(&s.base, &sim_ops, 0);
   Comm *c = comm_device_create(g->all, "dev_all", NULL);
   const char *said = test_death(reduce_over_device_memory, c);
   assert_non_null(strstr(said, "reduce-scatter over group 'dev_all'"));
@@ -402,10 +462,12 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(streams_wait_for_each_other),
     cmocka_unit_test(waiting_is_exposed_and_working_hides),
     cmocka_unit_test(compute_that_is_not_there_yet_does_not_wait),
+    cmocka_unit_test(tracks_run_side_by_side),
     cmocka_unit_test(the_ring_goes_round),
     cmocka_unit_test(the_oldest_is_known),
     cmocka_unit_test(calls_run_on_the_communication_stream),
     cmocka_unit_test(captured_calls_are_launched_as_one),
+    cmocka_unit_test(chains_take_turns),
     cmocka_unit_test(a_device_may_go_first),
     cmocka_unit_test(without_a_transport_blocks_go_through_the_host),
     cmocka_unit_test(other_collectives_are_refused),

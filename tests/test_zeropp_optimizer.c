@@ -1,4 +1,5 @@
-/* AdamW against double precision, clipping, the skip that all ranks share, moving averages.
+/* AdamW against double precision, clipping, the skip that all ranks share, moving averages, weights
+ * that travel as soon as they are updated.
  * ranks: 1 2 3 4 */
 #include <math.h>
 
@@ -225,11 +226,65 @@ static void moving_average_follows(void **state) {
   for_each_grid(check_ema);
 }
 
+/* What of a rollout's slices differs from full weights that are gathered behind it. */
+static int wrong_slices(ZeroPP *z, float *rows) {
+  int wrong = 0;
+  zeropp_rollout_begin(z, (ZeroPPRollout){.weights = ROLLOUT_TENSOR_PARALLEL});
+  for (int p = 0, at = 0; p < TEST_PARAMS; p++) {
+    Tensor here = zeropp_weight(z, p);
+    memcpy(rows + at, here.data, tensor_bytes(here));
+    at += (int)tensor_numel(here);
+  }
+  zeropp_rollout_end(z);
+  zeropp_gather_all(z);
+  for (int p = 0, at = 0; p < TEST_PARAMS; p++) {
+    int64_t first = 0, count = test_shapes[p].rows, width = test_shapes[p].width;
+    if (test_shapes[p].ndim == 2) /* vectors are there as a whole */
+      zeropp_slice_rows(z, p, zeropp_grid(z)->local_rank, &first, &count);
+    const float *full = (const float *)zeropp_weight(z, p).data + first * width;
+    wrong += memcmp(full, rows + at, (size_t)(count * width) * sizeof *full) != 0;
+    at += (int)(count * width);
+  }
+  zeropp_release_all(z);
+  return wrong;
+}
+
+/* The first units are under way when a step returns: they bring its weights, to a rollout too, and
+ * those that are written then are newer. */
+static void check_early_units(int local) {
+  static float rows[TEST_PARAMS * ELEMENTS];
+  for (int hpz = 0; hpz < 2; hpz++) {
+    ZeroPPConfig cfg = {.stage = 3, .trainable = true, .hpz = hpz ? HPZ_ON : HPZ_OFF};
+    for (int ahead = 1; ahead < 2 * TEST_UNITS; ahead += 2) {
+      cfg.prefetch = ahead;
+      TestModel m = test_model_of(local, cfg);
+      comm_queue_start();
+      set_shards(m.z, STATE_MASTER, 0);
+      for (int step = 0; step < 3; step++) {
+        set_shards(m.z, STATE_GRAD, step);
+        assert_false(zeropp_step(m.z, adam, 0).skipped);
+        if (step == 1) zeropp_weights_written(m.z);
+        assert_int_equal(wrong_slices(m.z, rows), 0);
+      }
+      set_shards(m.z, STATE_GRAD, 3);
+      zeropp_step(m.z, adam, 0);
+      test_model_free(&m);
+      comm_queue_stop();
+    }
+  }
+}
+
+static void a_rollout_behind_a_step_has_its_weights(void **state) {
+  (void)state;
+  for_each_grid(check_early_units);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(adamw_equals_double_precision),
     cmocka_unit_test(not_a_number_on_one_rank_skips_on_all),
     cmocka_unit_test(not_a_number_survives_the_reduction),
     cmocka_unit_test(huge_gradients_are_clipped_not_lost),
     cmocka_unit_test(moving_average_follows),
+    cmocka_unit_test(a_rollout_behind_a_step_has_its_weights),
 };
 TEST_MAIN(tests)

@@ -108,7 +108,7 @@ void zeropp_destroy(ZeroPP *z) {
 
 int zeropp_n_params(const ZeroPP *z) { return z->n_params; }
 int zeropp_n_units(const ZeroPP *z) { return z->n_units; }
-int zeropp_prefetch_depth(const ZeroPP *z) { return z->cfg.prefetch; }
+int zeropp_prefetch_depth(const ZeroPP *z) { return z->ahead; }
 int64_t zeropp_numel(const ZeroPP *z) { return z->numel; }
 Grid *zeropp_grid(const ZeroPP *z) { return z->grid; }
 Device *zeropp_device(const ZeroPP *z) { return z->device; }

@@ -59,6 +59,7 @@ static void start_dense(ZeroPP *z, Unit *u) {
 static void start_refresh(ZeroPP *z, Unit *u) {
   require(z->shard[STATE_MASTER]);
   if (z->delta) delta_choose(z, source(z));
+  comm_new_chain();
   if (!z->delta || !delta_start(z, u)) start_dense(z, u);
   u->secondary_version = z->version;
 }
@@ -88,7 +89,10 @@ static void start_gather(ZeroPP *z, Unit *u) {
   }
   f->whole = pool_take(&z->pool, POOL_WHOLE, m->total);
   char *slice = f->whole + message_slice_at(z, m, g->local_rank);
-  if (!z->cfg.hpz) start_slice(z, u, MSG_WEIGHTS, source(z), slice);
+  if (!z->cfg.hpz) {
+    comm_new_chain();
+    start_slice(z, u, MSG_WEIGHTS, source(z), slice);
+  }
   start_whole(z, u, m, z->cfg.hpz ? u->secondary : slice);
 }
 
@@ -209,6 +213,15 @@ void gather_refresh(ZeroPP *z) {
     comm_wait(u->gather.ticket);
     give_flight(z, u);
   }
+}
+
+/* Not where a refresh must know all changes first, nor where ranks read each other's memory, which
+ * is complete on all of them or not at all. */
+int gather_early_units(const ZeroPP *z) {
+  bool early = z->cfg.stage == 3 && z->grid->world > 1 && comm_queue_runs() && !z->delta &&
+               !z->rounded && z->ahead > 0;
+  int n = early ? 1 + z->ahead : 0;
+  return n < z->n_units ? n : z->n_units;
 }
 
 /* Frozen: nobody will change the masters any more, and what they were rounded to is all that is

@@ -130,6 +130,7 @@ struct ZeroPP {
   bool keeps_full; /* full weights stay until the next version */
   bool keeps_rounded;
   int flights; /* reductions that hold buffers at a time */
+  int ahead;   /* units that are gathered ahead */
   ParamSpec *specs;
   ParamPlace *place;
   int n_params;
@@ -292,6 +293,8 @@ CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char
 
 /* gather.c: secondaries of this version; nothing without hpZ. Collective. */
 void gather_refresh(ZeroPP *z);
+/* How many of the first units may be gathered while a step still updates those behind them. */
+int gather_early_units(const ZeroPP *z);
 
 /* rollout.c. _serves: weights come out of the rollout's own buffers. _take: a unit's message came
  * in; its codes are kept where they are wanted. */

@@ -73,8 +73,8 @@ uint64_t memory_working_bytes(const ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
   uint64_t bytes = 0, travel = 0;
   if (!z->alias_full) bytes += full_bytes(z, c->compute, z->keeps_full);
-  if (z->direct) bytes += largest_bytes(z, c->compute) * (uint64_t)c->prefetch;
-  if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + c->prefetch);
+  if (z->direct) bytes += largest_bytes(z, c->compute) * (uint64_t)z->ahead;
+  if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + z->ahead);
   if (z->grid->world == 1 && z->alias_full) travel = 0;
   if (c->trainable && !z->alias_grad) {
     if (c->stage > 0) bytes += full_bytes(z, DT_F32, c->stage < 2);

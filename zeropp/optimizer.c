@@ -26,12 +26,13 @@ static int64_t updated(const ZeroPP *z, int p, int64_t *count) {
   return z->whole ? w->shard - w->start : w->shard;
 }
 
-/* One call for each run of neighbours with the same weight decay. Gaps between them stay zero. */
-static void update(ZeroPP *z, AdamW adam) {
-  for (int p = 0, next; p < z->n_params; p = next) {
+/* Parameters first to last - 1, one call for each run of neighbours with the same weight decay.
+ * Gaps between them stay zero. */
+static void update(ZeroPP *z, AdamW adam, int first, int last) {
+  for (int p = first, next; p < last; p = next) {
     int64_t count, at = updated(z, p, &count), end = at + count;
     bool decay = z->specs[p].decay;
-    for (next = p + 1; next < z->n_params && z->specs[next].decay == decay; next++) {
+    for (next = p + 1; next < last && z->specs[next].decay == decay; next++) {
       end = updated(z, next, &count);
       end += count;
     }
@@ -44,6 +45,19 @@ static void update(ZeroPP *z, AdamW adam) {
                   engine_part(z, STATE_MOMENT1, at, end - at),
                   engine_part(z, STATE_MOMENT2, at, end - at), out);
   }
+}
+
+/* The first units travel while the others are updated: the next pass, forward or a rollout, wants
+ * them first, and the network has nothing else to do. */
+static void update_all(ZeroPP *z, AdamW adam) {
+  int done = 0;
+  for (int i = 0; i < gather_early_units(z); i++) {
+    int end = z->units[i].first + z->units[i].count;
+    update(z, adam, done, end);
+    zeropp_prefetch(z, i);
+    done = end;
+  }
+  update(z, adam, done, z->n_params);
 }
 
 StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm) {
@@ -61,10 +75,10 @@ StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm) {
   p.grad_scale = clip < 1 ? (float)clip : 1;
   p.t = ++z->steps;
   gather_before_step(z);
-  update(z, p);
-  if (z->cfg.error_reset > 0 && z->steps % z->cfg.error_reset == 0) reduce_forget_errors(z);
   gather_new_version(z);
   z->rounded_version = z->version;
+  update_all(z, p);
+  if (z->cfg.error_reset > 0 && z->steps % z->cfg.error_reset == 0) reduce_forget_errors(z);
   return result;
 }
 

@@ -141,6 +141,7 @@ static void make_room(ZeroPP *z, Unit *u) {
 
 static void start_reduce(ZeroPP *z, Unit *u, float *full) {
   make_room(z, u);
+  comm_new_chain();
   start_first_hop(z, u, full);
   if (z->node_sum) {
     u->node_add = !u->node_fresh;
@@ -194,6 +195,7 @@ static void settle_shard(ZeroPP *z, Unit *u) {
 
 static void second_hop_of_node_sum(ZeroPP *z, Unit *u) {
   make_room(z, u);
+  comm_new_chain();
   take_buffers(z, u);
   pieces_encode(z, pieces_slice(z, u), MSG_GRADS,
                 (Memory){LIE_DENSE, DT_F32, z->node_sum + u->slice}, error_at(z, u, 1),

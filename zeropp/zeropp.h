@@ -102,7 +102,7 @@ typedef struct ZeroPPConfig {
   double error_decay;   /* see WireFeedback */
   int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
   bool accumulate_node; /* micro-batches are summed in a node, which crosses nodes once a step */
-  int prefetch;         /* units that are gathered ahead: for the plan, and for who prefetches */
+  int prefetch;         /* units that are gathered ahead; one more between nodes of GPUs */
   DType compute;        /* of full weights: DT_F32 or, on CUDA, DT_BF16. Full gradients are F32 */
   DType gradients;      /* of the owners' sums: DT_F32 or, on CUDA and several ranks, DT_BF16 */
   bool offload;         /* moments, and masters where a copy in `compute` serves gathers, lie in
@@ -124,7 +124,7 @@ int zeropp_n_units(const ZeroPP *z);
 const ParamSpec *zeropp_spec(const ZeroPP *z, int param);
 int zeropp_find(const ZeroPP *z, const char *name); /* -1 when absent */
 int64_t zeropp_numel(const ZeroPP *z);              /* all parameters, all ranks */
-int zeropp_prefetch_depth(const ZeroPP *z);         /* of the config */
+int zeropp_prefetch_depth(const ZeroPP *z);         /* units to gather ahead */
 Grid *zeropp_grid(const ZeroPP *z);
 Device *zeropp_device(const ZeroPP *z);
 const ZeroPPConfig *zeropp_config_of(const ZeroPP *z); /* with defaults filled in */
@@ -138,7 +138,7 @@ void layout_owned(const ParamSpec *s, int nodes, int local, int node, int local_
 /* ---- weights ---- */
 /* Starts the gather of a unit that is not FULL and not started yet; zeropp_gather finishes it. A
  * write of the weights in between forgets it. Messages are alive from start to gather: the plan
- * counts with `prefetch` of them. */
+ * counts with zeropp_prefetch_depth of them. */
 void zeropp_prefetch(ZeroPP *z, int unit);
 void zeropp_gather(ZeroPP *z, int unit);
 void zeropp_release(ZeroPP *z, int unit);
@@ -229,7 +229,7 @@ typedef struct StepResult {
 } StepResult;
 /* p.grad_scale and p.t are filled here; max_norm 0: no clipping. PyTorch's clip: scale = max_norm /
  * (norm + 1e-6) when below 1. Weight decay only where the spec says. The caller zeroes gradients.
- */
+ * With prefetch, gathers of the first units start while the others are updated. */
 StepResult zeropp_step(ZeroPP *z, AdamW p, float max_norm);
 int64_t zeropp_steps(const ZeroPP *z);    /* steps taken, skipped ones not counted */
 uint64_t zeropp_version(const ZeroPP *z); /* changes with every write of the weights */

@@ -1,9 +1,10 @@
 /* comm_device: collectives over device memory.
  *
- * With a transport every call is a ticket of the communication stream, in the order of the calls of
- * all groups; a caller that waits makes the compute stream wait, never the host. Groups of one rank
- * copy, in their place. Without a transport (one rank; ranks that share a GPU) a call is done on
- * the compute stream when it returns: blocks go down to the host, through MPI, and up again.
+ * With a transport every call is a ticket of a track, in the order of the calls of all groups; a
+ * caller that waits makes the compute stream wait, never the host. Chains take the tracks by turns.
+ * Groups of one rank copy, in their place. Without a transport (one rank; ranks that share a GPU) a
+ * call is done on the compute stream when it returns: blocks go down to the host, through MPI, and
+ * up again.
  *
  * Bytes are counted when a call is made, seconds when the device has done it.
  */
@@ -22,7 +23,8 @@
 static struct {
   Device *device;
   const CommDeviceOps *ops;
-  Tickets *tickets; /* NULL: without a transport */
+  Tickets *tickets;  /* NULL: without a transport */
+  int tracks, track; /* of the chain that is being started */
   Watch *watch;
   Comm *comms;
   CommCaptured captured; /* of the step under way */
@@ -38,12 +40,14 @@ static void check_threads(void) {
     die("this MPI is for one thread only: collectives of a device need MPI_THREAD_SERIALIZED");
 }
 
-void comm_device_open(Device *d, const CommDeviceOps *ops, bool transport) {
+void comm_device_open(Device *d, const CommDeviceOps *ops, int tracks) {
+  require(tracks >= 0 && tracks <= MAX_TRACKS);
   if (on.device == d) return;
   if (on.device) die("collectives over the memory of a second device: a process has one");
   on.device = d;
   on.ops = ops;
-  if (!transport) return;
+  on.tracks = tracks;
+  if (!tracks) return;
   if (launch_world() > 1) check_threads();
   on.tickets = tickets_create(d, ops);
   on.watch = watch_start(d, ops, on.tickets);
@@ -179,13 +183,23 @@ static size_t received_bytes(const CommCall *call) {
   return bytes;
 }
 
-static CommTicket run_behind(const CommCall *call) {
-  TicketLabel label = {call->kind, call->comm, received_bytes(call), false};
-  CommTicket t = tickets_start(on.tickets, label);
-  on.ops->use_stream(on.device, STREAM_COMM);
-  carry_out(call);
+/* What is queued in between is a ticket of the chain's track. */
+static CommTicket start_on_track(TicketLabel label) {
+  CommTicket t = tickets_start(on.tickets, label, on.track);
+  on.ops->use_stream(on.device, (DeviceStream)(STREAM_COMM + on.track));
+  return t;
+}
+
+static void end_on_track(CommTicket t) {
   on.ops->use_stream(on.device, STREAM_COMPUTE);
   tickets_end(on.tickets, t);
+}
+
+static CommTicket run_behind(const CommCall *call) {
+  TicketLabel label = {call->kind, call->comm, received_bytes(call), false};
+  CommTicket t = start_on_track(label);
+  carry_out(call);
+  end_on_track(t);
   if (comm_queue_runs()) return t | DEVICE_TICKET;
   tickets_wait(on.tickets, t);
   return 0;
@@ -223,11 +237,9 @@ CommCaptured comm_device_captured(void) {
 void comm_device_launch(const CommCaptured *c, void (*launch)(Device *d, void *graph),
                         void *graph) {
   TicketLabel label = {COLL_ALL_GATHER, c->comm, c->bytes, true};
-  CommTicket t = tickets_start(on.tickets, label);
-  on.ops->use_stream(on.device, STREAM_COMM);
+  CommTicket t = start_on_track(label);
   launch(on.device, graph);
-  on.ops->use_stream(on.device, STREAM_COMPUTE);
-  tickets_end(on.tickets, t);
+  end_on_track(t);
   tickets_wait(on.tickets, t);
   for (int k = 0; k < COLL_KINDS; k++)
     if (c->traffic.of[k].calls) traffic_add((CollKind)k, &c->traffic.of[k]);
@@ -250,6 +262,10 @@ CommTicket comm_device_submit(CommCall call) {
   if (!on.device->capturing && !call.work && call.comm->size > 1) comm_count_bytes(&call);
   free(call.peer);
   return t;
+}
+
+void comm_new_chain(void) {
+  if (on.tracks > 1) on.track = (on.track + 1) % on.tracks;
 }
 
 void comm_device_wait(CommTicket t) {

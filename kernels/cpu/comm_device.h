@@ -2,16 +2,18 @@
  * comm_tickets.c, comm_watch.c) and what a device does (cuda/comm.cu; tests have a simulated one).
  * No MPI in here, so that CUDA sources can include it.
  *
- * A device has two streams, each of which runs what is queued on it in order, and events, which can
- * be recorded on one and waited for by the other. The transport's exchange queues the blocks of a
- * collective and returns. Where there is no transport (ranks that share a GPU), blocks go through
- * the host by MPI, and every call is done when it returns. */
+ * A device has a stream for compute and one or more for communication, tracks. Each runs what is
+ * queued on it in order; events can be recorded on one and waited for by the others. The
+ * transport's exchange queues the blocks of a collective and returns. Where there is no transport
+ * (ranks that share a GPU), blocks go through the host by MPI, and every call is done when it
+ * returns. */
 #ifndef KERNELS_CPU_COMM_DEVICE_H
 #define KERNELS_CPU_COMM_DEVICE_H
 
 #include "kernels/kernels.h"
 
-typedef enum DeviceStream { STREAM_COMPUTE, STREAM_COMM } DeviceStream;
+typedef enum DeviceStream { STREAM_COMPUTE, STREAM_COMM, STREAM_COMM2 } DeviceStream;
+enum { MAX_TRACKS = 2 };
 
 /* What one rank of a group sends to and receives from another. */
 typedef struct CommPeer {
@@ -29,7 +31,8 @@ typedef struct CommDeviceOps {
                             void *to); /* both done; below 0: to came first */
   void (*stream_wait)(Device *d, DeviceStream s, void *event);
   void (*use_stream)(Device *d, DeviceStream s); /* where ops, copies and exchanges go */
-  /* Blocks to and from all of the group's ranks, the own one too. */
+  /* Blocks to and from all of the group's ranks, the own one too, on the stream in use. Those of
+   * two tracks may run side by side. */
   void (*exchange)(Device *d, void *group, CollKind kind, const CommPeer *peer, int size, int rank);
   /* The transport's own troubles: true with their description. Called from any thread. */
   bool (*failed)(Device *d, char *text, size_t size);
@@ -41,8 +44,9 @@ typedef struct CommDeviceOps {
 } CommDeviceOps;
 
 /* One device to a process: tickets do not say whose they are. comm_device_open comes first; with
- * `transport`, groups of several ranks have one, and calls run behind compute. */
-void comm_device_open(Device *d, const CommDeviceOps *ops, bool transport);
+ * tracks, groups of several ranks have a transport, and calls run behind compute, those of one
+ * chain (comm_new_chain) on one track. 0: no transport. */
+void comm_device_open(Device *d, const CommDeviceOps *ops, int tracks);
 /* The ranks of `host` once more, over the memory of the device; the caller frees it before `host`,
  * or after the device is closed. group: the transport's; NULL where there is none. */
 Comm *comm_device_create(const Comm *host, const char *name, void *group);
@@ -67,11 +71,12 @@ void comm_device_launch(const CommCaptured *c, void (*launch)(Device *d, void *g
 double comm_timeout(void);
 const char *comm_name(const Comm *c);
 
-/* ---- tickets (comm_tickets.c): what is queued on the communication stream, one after another.
+/* ---- tickets (comm_tickets.c): what is queued on the tracks, one after another on each.
  *
- * start: the stream waits for compute as it stands; end: the ticket is what was queued in between.
- * wait: compute waits for it. Everything in these is queued and none waits for the device, but
- * start, while MAX_TICKETS are under way, and drain. One thread starts and waits, any may ask. */
+ * start: the track waits for compute as it stands; end: the ticket is what was queued in between.
+ * wait: compute waits for it and all before it. Everything in these is queued and none waits for
+ * the device, but start, while MAX_TICKETS are under way, and drain. One thread starts and waits,
+ * any may ask. */
 typedef struct Tickets Tickets;
 typedef struct TicketLabel {
   CollKind kind;
@@ -82,8 +87,8 @@ typedef struct TicketLabel {
 enum { MAX_TICKETS = 256 };
 
 Tickets *tickets_create(Device *d, const CommDeviceOps *ops);
-void tickets_free(Tickets *q);                           /* all are done */
-CommTicket tickets_start(Tickets *q, TicketLabel label); /* from 1, in order */
+void tickets_free(Tickets *q);                                      /* all are done */
+CommTicket tickets_start(Tickets *q, TicketLabel label, int track); /* from 1, in order */
 void tickets_end(Tickets *q, CommTicket t);
 void tickets_wait(Tickets *q, CommTicket t);
 void tickets_drain(Tickets *q); /* until the device has done all */

@@ -10,7 +10,7 @@
 /* ---- streams and events ---- */
 
 static cudaStream_t stream_of(Device *d, DeviceStream s) {
-  return s == STREAM_COMM ? cuda_of(d)->comm : cuda_of(d)->compute;
+  return s == STREAM_COMPUTE ? cuda_of(d)->compute : cuda_of(d)->comm[s - STREAM_COMM];
 }
 
 static cudaEvent_t event_of(void *event) { return static_cast<cudaEvent_t>(event); }
@@ -123,9 +123,13 @@ static void say(const Grid *g, bool shared, bool peers) {
              g->nodes == 1 ? "none" : nccl);
 }
 
-static CudaGroup *nccl_group(Device *d, Comm *host, const char *name, Error *err) {
+/* Between nodes blocks of two tracks travel side by side: at the ends of every collective a network
+ * is idle. */
+static int tracks_of(const Grid *g) { return g->nodes > 1 ? CUDA_TRACKS : 1; }
+
+static CudaGroup *nccl_group(Device *d, const Grid *g, Comm *host, const char *name, Error *err) {
   if (comm_agree(host, nccl_load(err), err)) return nullptr;
-  return nccl_group_create(d, host, name, err);
+  return nccl_group_create(d, host, name, tracks_of(g), err);
 }
 
 /* One group of every kind, on all ranks. */
@@ -136,11 +140,11 @@ static int join(Device *d, const Grid *g, CudaGroup **intra, CudaGroup **inter, 
   if (g->local > 1) {
     *intra = peer_group_create(d, g->intra, "dev_intra");
     *peers = *intra;
-    if (!*intra) *intra = nccl_group(d, g->intra, "dev_intra", err);
+    if (!*intra) *intra = nccl_group(d, g, g->intra, "dev_intra", err);
     rc = comm_agree(g->all, *intra ? 0 : -1, err);
   }
   if (g->nodes > 1 && !rc) {
-    *inter = nccl_group(d, g->inter, "dev_inter", err);
+    *inter = nccl_group(d, g, g->inter, "dev_inter", err);
     rc = comm_agree(g->all, *inter ? 0 : -1, err);
   }
   return rc;
@@ -150,7 +154,8 @@ int cuda_attach(Grid *g, Device *d, Error *err) {
   bool shared = g->world > 1 && ranks_share_gpus(g, cuda_of(d)), peers = false;
   CudaGroup *intra = nullptr, *inter = nullptr;
   if (!shared && join(d, g, &intra, &inter, &peers, err)) return -1;
-  comm_device_open(d, &ops, g->world > 1 && !shared);
+  static_assert(static_cast<int>(CUDA_TRACKS) == static_cast<int>(MAX_TRACKS), "a stream each");
+  comm_device_open(d, &ops, g->world > 1 && !shared ? tracks_of(g) : 0);
   g->dev_intra = comm_device_create(g->intra, "dev_intra", intra);
   g->dev_inter = comm_device_create(g->inter, "dev_inter", inter);
   if (g->world > 1) say(g, shared, peers);

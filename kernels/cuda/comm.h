@@ -23,8 +23,8 @@ struct CudaGroup {
   size_t captured_bytes; /* as CommDeviceOps.captured_bytes */
 };
 
-/* NULL with an error. */
-CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, Error *err);
+/* With a communicator for each of so many tracks. NULL with an error. */
+CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, int tracks, Error *err);
 int nccl_load(Error *err); /* before the others; once is enough */
 int nccl_version(void);    /* 22809 is 2.28.9; 0: not loaded */
 bool nccl_failed(Device *d, char *text, size_t size);

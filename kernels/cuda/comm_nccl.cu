@@ -1,4 +1,5 @@
-/* NCCL as the transport. Blocks are bytes to it; sums are made by our own kernels.
+/* NCCL as the transport, a communicator to a track. Blocks are bytes to it; sums are made by our
+ * own kernels.
  *
  * A communicator that does not block would start a thread for every call (80 us of the host's time
  * a collective instead of 10, measured on two H200), so ours block, and what may take for ever is
@@ -18,7 +19,8 @@
 
 struct NcclGroup {
   CudaGroup group; /* first */
-  ncclComm_t comm;
+  ncclComm_t comm[CUDA_TRACKS];
+  int tracks;
   NcclGroup *next;
 };
 
@@ -53,14 +55,14 @@ int nccl_version(void) {
 static void nccl_check(ncclResult_t rc, const char *call, const NcclGroup *g) {
   if (rc == ncclSuccess) return;
   die("%s over group '%s': %s; NCCL's last error: %s", call, g->group.name,
-      nccl.lib.ncclGetErrorString(rc), nccl.lib.ncclGetLastError(g->comm));
+      nccl.lib.ncclGetErrorString(rc), nccl.lib.ncclGetLastError(g->comm[0]));
 }
 
 /* A call that needs the other ranks. */
 struct LongCall {
   NcclGroup *group;
   int gpu, size, rank;
-  ncclUniqueId id; /* of a group that is made; else it is ended */
+  ncclUniqueId id[CUDA_TRACKS]; /* of a group that is made; else it is ended */
   bool makes;
   ncclResult_t rc;
   std::atomic<bool> done;
@@ -72,8 +74,10 @@ static void *make_call(void *arg) {
   CUDA_CHECK(cudaSetDevice(l->gpu));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  l->rc = l->makes ? nccl.lib.ncclCommInitRankConfig(&g->comm, l->size, l->id, l->rank, &config)
-                   : nccl.lib.ncclCommDestroy(g->comm);
+  for (int t = 0; t < g->tracks && l->rc == ncclSuccess; t++)
+    l->rc = l->makes
+                ? nccl.lib.ncclCommInitRankConfig(&g->comm[t], l->size, l->id[t], l->rank, &config)
+                : nccl.lib.ncclCommDestroy(g->comm[t]);
   l->done = true;
   return nullptr;
 }
@@ -111,30 +115,30 @@ static void forget(const NcclGroup *g) {
     }
 }
 
-/* The group's first rank makes the id. */
-static int share_id(Comm *host, ncclUniqueId *id, Error *err) {
+/* The group's first rank makes the ids. */
+static int share_ids(Comm *host, ncclUniqueId *id, int n, Error *err) {
   int rc = 0;
-  memset(id, 0, sizeof *id);
-  if (comm_rank(host) == 0) {
-    ncclResult_t made = nccl.lib.ncclGetUniqueId(id);
-    if (made != ncclSuccess)
-      rc = error_set(err, "ncclGetUniqueId: %s; NCCL's last error: %s",
-                     nccl.lib.ncclGetErrorString(made), nccl.lib.ncclGetLastError(nullptr));
-  }
+  ncclResult_t made = ncclSuccess;
+  for (int i = 0; i < n && made == ncclSuccess && comm_rank(host) == 0; i++)
+    made = nccl.lib.ncclGetUniqueId(&id[i]);
+  if (made != ncclSuccess)
+    rc = error_set(err, "ncclGetUniqueId: %s; NCCL's last error: %s",
+                   nccl.lib.ncclGetErrorString(made), nccl.lib.ncclGetLastError(nullptr));
   if (comm_agree(host, rc, err)) return -1;
-  comm_broadcast(host, id, sizeof *id, 0);
+  comm_broadcast(host, id, static_cast<size_t>(n) * sizeof *id, 0);
   return 0;
 }
 
-CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, Error *err) {
+CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, int tracks, Error *err) {
   LongCall l{};
   gemm_in_company(cuda_of(d)->gemm);
   l.gpu = cuda_of(d)->gpu;
   l.size = comm_size(host);
   l.rank = comm_rank(host);
-  if (share_id(host, &l.id, err)) return nullptr;
+  if (share_ids(host, l.id, tracks, err)) return nullptr;
   NcclGroup *g = static_cast<NcclGroup *>(mem_zalloc(1, sizeof *g));
   g->group = {nccl_exchange, nccl_leave, name, 0};
+  g->tracks = tracks;
   l.group = g;
   l.makes = true;
   pthread_mutex_lock(&nccl.lock);
@@ -174,26 +178,34 @@ static bool is_even(CollKind kind, const CommPeer *peer, int size) {
   return true;
 }
 
-static void send_and_receive(const NcclGroup *g, const CommPeer *peer, int size, int rank,
-                             cudaStream_t stream) {
+/* The track that is queued on. */
+static int track_of(Device *d) {
+  int t = 0;
+  while (t + 1 < CUDA_TRACKS && cuda_stream(d) != cuda_of(d)->comm[t]) t++;
+  return t;
+}
+
+static void send_and_receive(const NcclGroup *g, ncclComm_t comm, const CommPeer *peer, int size,
+                             int rank, cudaStream_t stream) {
   nccl_check(nccl.lib.ncclGroupStart(), "ncclGroupStart", g);
   for (int r = 0; r < size; r++) {
     const CommPeer *p = &peer[r];
     if (r == rank) continue;
     if (p->send_bytes)
-      nccl_check(nccl.lib.ncclSend(p->send, p->send_bytes, ncclUint8, r, g->comm, stream),
-                 "ncclSend", g);
+      nccl_check(nccl.lib.ncclSend(p->send, p->send_bytes, ncclUint8, r, comm, stream), "ncclSend",
+                 g);
     if (p->recv_bytes)
-      nccl_check(nccl.lib.ncclRecv(p->recv, p->recv_bytes, ncclUint8, r, g->comm, stream),
-                 "ncclRecv", g);
+      nccl_check(nccl.lib.ncclRecv(p->recv, p->recv_bytes, ncclUint8, r, comm, stream), "ncclRecv",
+                 g);
   }
   nccl_check(nccl.lib.ncclGroupEnd(), "ncclGroupEnd", g);
 }
 
-static void gather(const NcclGroup *g, const CommPeer *peer, int rank, cudaStream_t stream) {
+static void gather(const NcclGroup *g, ncclComm_t comm, const CommPeer *peer, int rank,
+                   cudaStream_t stream) {
   const CommPeer *own = &peer[rank];
   nccl_check(
-      nccl.lib.ncclAllGather(own->send, peer[0].recv, own->send_bytes, ncclUint8, g->comm, stream),
+      nccl.lib.ncclAllGather(own->send, peer[0].recv, own->send_bytes, ncclUint8, comm, stream),
       "ncclAllGather", g);
 }
 
@@ -202,12 +214,15 @@ static void nccl_exchange(Device *d, CudaGroup *group, CollKind kind, const Comm
   const NcclGroup *g = reinterpret_cast<const NcclGroup *>(group);
   const CommPeer *own = &peer[rank];
   cudaStream_t stream = cuda_stream(d);
+  int track = track_of(d);
+  require(track < g->tracks);
+  ncclComm_t comm = g->comm[track];
   bool even = is_even(kind, peer, size);
   pthread_mutex_lock(&nccl.lock);
   if (even)
-    gather(g, peer, rank, stream);
+    gather(g, comm, peer, rank, stream);
   else
-    send_and_receive(g, peer, size, rank, stream);
+    send_and_receive(g, comm, peer, size, rank, stream);
   pthread_mutex_unlock(&nccl.lock);
   if (!even && own->send_bytes && own->send != own->recv)
     CUDA_CHECK(
@@ -215,6 +230,16 @@ static void nccl_exchange(Device *d, CudaGroup *group, CollKind kind, const Comm
 }
 
 /* ---- troubles ---- */
+
+static bool has_failed(const NcclGroup *g, int track, char *text, size_t size) {
+  ncclResult_t state = ncclSuccess;
+  ncclResult_t rc = nccl.lib.ncclCommGetAsyncError(g->comm[track], &state);
+  if (rc != ncclSuccess) state = rc;
+  const char *last = nccl.lib.ncclGetLastError(g->comm[track]);
+  snprintf(text, size, "NCCL says of group '%s': %s; its last error: %s", g->group.name,
+           nccl.lib.ncclGetErrorString(state), last && last[0] ? last : "none");
+  return state != ncclSuccess && state != ncclInProgress;
+}
 
 /* Who is inside NCCL finds out by itself, and is timed by its ticket. */
 bool nccl_failed(Device *d, char *text, size_t size) {
@@ -225,14 +250,8 @@ bool nccl_failed(Device *d, char *text, size_t size) {
     snprintf(text, size, "a call to NCCL is not through");
     return false;
   }
-  for (const NcclGroup *g = nccl.groups; g && !failed; g = g->next) {
-    ncclResult_t state = ncclSuccess, rc = nccl.lib.ncclCommGetAsyncError(g->comm, &state);
-    if (rc != ncclSuccess) state = rc;
-    failed = state != ncclSuccess && state != ncclInProgress;
-    const char *last = nccl.lib.ncclGetLastError(g->comm);
-    snprintf(text, size, "NCCL says of group '%s': %s; its last error: %s", g->group.name,
-             nccl.lib.ncclGetErrorString(state), last && last[0] ? last : "none");
-  }
+  for (const NcclGroup *g = nccl.groups; g; g = g->next)
+    for (int t = 0; t < g->tracks && !failed; t++) failed = has_failed(g, t, text, size);
   pthread_mutex_unlock(&nccl.lock);
   return failed;
 }
@@ -242,5 +261,6 @@ void nccl_abort_all(Device *d) {
   (void)d;
   struct timespec pause = {0, 1000000};
   for (int i = 0; i < 100 && pthread_mutex_trylock(&nccl.lock); i++) nanosleep(&pause, nullptr);
-  for (const NcclGroup *g = nccl.groups; g; g = g->next) nccl.lib.ncclCommAbort(g->comm);
+  for (const NcclGroup *g = nccl.groups; g; g = g->next)
+    for (int t = 0; t < g->tracks; t++) nccl.lib.ncclCommAbort(g->comm[t]);
 }

@@ -22,16 +22,18 @@ struct CudaStaging;   /* staging.cu: pinned memory of uploads and downloads */
 struct CudaGraphs;    /* graph.cu: captured steps, and the scratch that they name */
 struct CudaBlocks;    /* device.cu: what was allocated */
 
+enum { CUDA_TRACKS = 2 }; /* streams of communication */
+
 struct CudaDevice {
   Device base; /* first: a Device * is a CudaDevice * */
   int gpu, sms;
   int sharing; /* ranks of this host on this GPU, this one included */
   int arch;    /* 90 for compute capability 9.0 */
   size_t l2_bytes;
-  cudaStream_t compute, comm;
-  cudaStream_t current; /* compute; comm while queued work of a collective is launched */
-  void *scratch[2];     /* of compute and comm */
-  size_t scratch_bytes[2];
+  cudaStream_t compute, comm[CUDA_TRACKS];
+  cudaStream_t current; /* compute; one of comm while queued work of a collective is launched */
+  void *scratch[1 + CUDA_TRACKS]; /* of compute and comm */
+  size_t scratch_bytes[1 + CUDA_TRACKS];
   CudaGraphs *graphs;
   CudaGemm *gemm;
   CudaAttention *attention;

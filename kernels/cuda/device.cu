@@ -57,7 +57,7 @@ static size_t cuda_release(Device *d, void *p) {
 
 static void cuda_sync(Device *d) {
   CUDA_CHECK(cudaStreamSynchronize(cuda_of(d)->compute));
-  CUDA_CHECK(cudaStreamSynchronize(cuda_of(d)->comm));
+  for (cudaStream_t s : cuda_of(d)->comm) CUDA_CHECK(cudaStreamSynchronize(s));
 }
 
 static void *cuda_alloc_host(Device *, size_t bytes) {
@@ -99,7 +99,9 @@ static void cuda_unimport(Device *d, void *p) {
 
 void *cuda_scratch(Device *d, size_t bytes) {
   CudaDevice *c = cuda_of(d);
-  int i = c->current == c->comm;
+  int i = 0;
+  for (int k = 0; k < CUDA_TRACKS; k++)
+    if (c->current == c->comm[k]) i = 1 + k;
   if (bytes > c->scratch_bytes[i]) {
     size_t round = 1u << 20;
     graph_retire_scratch(d, c->scratch[i]);
@@ -138,7 +140,7 @@ static void cuda_close(Device *d) {
   gemm_close(c->gemm);
   staging_free(c->staging);
   CUDA_CHECK(cudaStreamDestroy(c->compute));
-  CUDA_CHECK(cudaStreamDestroy(c->comm));
+  for (cudaStream_t s : c->comm) CUDA_CHECK(cudaStreamDestroy(s));
   free(c->blocks->at);
   free(c->blocks);
   free(c);
@@ -250,7 +252,8 @@ static void make_streams(CudaDevice *c) {
   int low, high; /* what travels goes first: the rest waits for it */
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high));
   CUDA_CHECK(cudaStreamCreateWithPriority(&c->compute, cudaStreamNonBlocking, low));
-  CUDA_CHECK(cudaStreamCreateWithPriority(&c->comm, cudaStreamNonBlocking, high));
+  for (cudaStream_t &s : c->comm)
+    CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, high));
   c->current = c->compute;
 }
 
