@@ -21,7 +21,7 @@ static int place_key(const Recipe *r, Error *err) {
 }
 
 int session_open(Session *s, const Recipe *r, Error *err) {
-  *s = (Session){.recipe = r, .state = {.kl_coef = r->ppo.kl_coef}};
+  *s = (Session){.recipe = r, .lock = -1, .state = {.kl_coef = r->ppo.kl_coef}};
   s->grid = grid_create((int)r->zeropp.ranks_per_node, err);
   if (!s->grid && r->zeropp.ranks_per_node > 0)
     return error_prefix(err, "%s: zeropp.ranks_per_node", recipe_place(r, "zeropp.ranks_per_node"));
@@ -41,6 +41,7 @@ int session_open(Session *s, const Recipe *r, Error *err) {
 void session_close(Session *s) {
   comm_queue_stop();
   report_close(s->report);
+  rundir_close(s);
   sft_set_free(&s->data.sft);
   sft_set_free(&s->data.sft_held);
   pair_set_free(&s->data.pairs);

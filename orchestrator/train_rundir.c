@@ -2,8 +2,11 @@
  * stages' models. A directory that holds anything is never mixed with a new run. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "core/fs.h"
 #include "orchestrator/train_session.h"
@@ -43,15 +46,30 @@ static int write_recipe(const Recipe *r, const char *path, bool resume, Error *e
   return rc;
 }
 
-static int prepare(const Recipe *r, bool resume, Error *err) {
+/* Two processes that write one run, such as a job and its restart, would spoil it for both. The
+ * lock ends with the process, however that ends. Nothing to do where the directory is not there
+ * yet. */
+static int lock(const char *dir, int *fd, Error *err) {
+  if (*fd < 0) *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*fd < 0) return errno == ENOENT ? 0 : error_set(err, "%s: %s", dir, strerror(errno));
+  if (flock(*fd, LOCK_EX | LOCK_NB) == 0) return 0;
+  if (errno == EWOULDBLOCK)
+    return error_set(
+        err, "%s: another process runs in this directory; wait for it to end, or stop it", dir);
+  log_warn("%s: cannot be locked (%s): take care that no other process runs in it", dir,
+           strerror(errno));
+  return 0;
+}
+
+static int prepare(const Recipe *r, bool resume, int *fd, Error *err) {
   const char *dir = r->run.directory;
   char *recipe = fs_join(dir, "recipe.yaml"), *samples = fs_join(dir, "samples");
-  int rc = 0;
-  if (resume && !fs_exists(recipe))
+  int rc = lock(dir, fd, err);
+  if (rc == 0 && resume && !fs_exists(recipe))
     rc = error_set(err, "%s: nothing to resume: no recipe.yaml of an earlier run", dir);
-  if (!resume && r->run.overwrite)
+  if (rc == 0 && !resume && r->run.overwrite)
     rc = rundir_may_overwrite(r, err) || rundir_remove(dir, err) ? -1 : 0;
-  if (!resume && !r->run.overwrite) {
+  if (rc == 0 && !resume && !r->run.overwrite) {
     Error why = {""};
     char *found = any_entry(dir, &why);
     if (found)
@@ -64,6 +82,7 @@ static int prepare(const Recipe *r, bool resume, Error *err) {
     free(found);
   }
   if (rc == 0) rc = fs_make_dirs(samples, err); /* before recipe.yaml: train_overwrite.c */
+  if (rc == 0) rc = lock(dir, fd, err);
   if (rc == 0) rc = write_recipe(r, recipe, resume, err);
   free(recipe);
   free(samples);
@@ -71,5 +90,10 @@ static int prepare(const Recipe *r, bool resume, Error *err) {
 }
 
 int rundir_open(Session *s, bool resume, Error *err) {
-  return comm_agree(s->grid->all, s->grid->rank == 0 ? prepare(s->recipe, resume, err) : 0, err);
+  return comm_agree(s->grid->all,
+                    s->grid->rank == 0 ? prepare(s->recipe, resume, &s->lock, err) : 0, err);
+}
+
+void rundir_close(Session *s) {
+  if (s->lock >= 0) close(s->lock);
 }

@@ -345,6 +345,13 @@ damaged() { # a checkpoint of which a byte was lost
 }
 ok "a damaged checkpoint is refused" damaged
 
+two_at_once() { # as when a job and its restart meet
+  (flock 9 && fails 'copy1: another process runs in this directory' train 2 copy1 --resume) 9<copy1 &&
+    (flock 9 && fails 'copy1: another process runs in this directory' train 1 copy1 --set run.overwrite=true) 9<copy1 &&
+    same_run plain1 copy1
+}
+ok "two processes do not run in one directory" two_at_once
+
 sft_only() { train 1 "$@" --set stages='[sft]' --set sft.steps=150 --set checkpoint.every=10; }
 sft_resume() {
   sft_only sft_plain || return 1
