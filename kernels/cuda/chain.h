@@ -31,14 +31,10 @@ static inline void chain_allow_shared(Kernel kernel, size_t shared) {
                                   static_cast<int>(shared)));
 }
 
-/* Of clusters of `cluster` blocks along x. A multiprocessor's memory is cut into cache and shared
- * memory anew only when nothing runs on it, so all kernels of a chain ask for the same cut: with
- * another one a kernel would wait for the end of the one before. */
+/* Of clusters of `cluster` blocks along x. */
 template <class... Args>
 static inline void chain_launch(cudaStream_t stream, void (*kernel)(Args...), dim3 grid,
                                 int threads, size_t shared, int cluster, Args... args) {
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared));
   cudaLaunchAttribute attribute[2] = {};
   attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute[0].val.programmaticStreamSerializationAllowed = 1;

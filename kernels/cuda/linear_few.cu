@@ -13,9 +13,9 @@
 #include <algorithm>
 
 #include "kernels/cuda/chain.h"
+#include "kernels/cuda/cluster.h"
 #include "kernels/cuda/linear_weights.h"
 #include "kernels/cuda/math.h"
-#include "kernels/cuda/mma.h"
 
 namespace {
 
@@ -93,40 +93,6 @@ __device__ inline void add_chunks(const Few &a, float *squares) {
 
 /* ---- sums of the cluster ---- */
 
-__device__ inline void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-#endif
-}
-/* What lies at p in the block of that rank. */
-__device__ inline float4 load_of_rank(const float *p, int rank) {
-  float4 x;
-#if __CUDA_ARCH__ >= 900
-  uint32_t at = shared_address(p);
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(at)
-               : "memory");
-#else
-  x = *reinterpret_cast<const float4 *>(p);
-#endif
-  return x;
-}
-
-__device__ inline float load_one_of_rank(const float *p, int rank) {
-  float x;
-#if __CUDA_ARCH__ >= 900
-  uint32_t at = shared_address(p);
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
-#else
-  x = *p;
-#endif
-  return x;
-}
-
 /* Four columns of a row of y, from the sums of all blocks. */
 template <Front FRONT>
 __device__ inline void finish_pack(const Few &a, const float *part, const float *squares, int row,
@@ -140,8 +106,8 @@ __device__ inline void finish_pack(const Few &a, const float *part, const float 
 #pragma unroll
     for (int r = 0; r < BATCH; r++) {
       if (first + r >= a.cluster) break;
-      x[r] = load_of_rank(part + row * PART, first + r);
-      if (FRONT == FRONT_RMSNORM) s[r] = load_one_of_rank(squares + row * CHUNKS, first + r);
+      x[r] = cluster_load(reinterpret_cast<const float4 *>(part + row * PART), first + r);
+      if (FRONT == FRONT_RMSNORM) s[r] = cluster_load(squares + row * CHUNKS, first + r);
     }
 #pragma unroll
     for (int r = 0; r < BATCH; r++) {
@@ -212,7 +178,7 @@ __global__ __launch_bounds__(THREADS, 2) void few_kernel(const __grid_constant__
     int column = (rank * packs + i % packs) * 4;
     finish_pack<FRONT>(a, part + column, squares, i / packs, first_column + column);
   }
-  cluster_barrier(); /* nobody reads this block's sums any more */
+  cluster_end(); /* nobody reads this block's sums any more */
 }
 
 template <class Rows, Front FRONT, int TILES>
