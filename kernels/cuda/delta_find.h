@@ -223,6 +223,7 @@ __device__ inline uint32_t find_in(const Values &v, Found *found, uint32_t *said
     }
     const uint32_t bits = rows_to_words(changed);
     found->map[first / 32 + lane] = bits;
+    __syncwarp(); /* what other lanes found is there */
     const int own = __popc(bits), up_to = warp_up_to(own);
     escapes += list_changes(found, bits, first + 32 * lane, changes + up_to - own);
     changes += __shfl_sync(0xffffffffu, up_to, 31);
