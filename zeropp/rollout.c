@@ -91,6 +91,12 @@ static void fill(ZeroPP *z) {
 
 /* ---- begin and end ---- */
 
+/* Below stage 3 weights that were gathered stay, so that a stream reads them like a replica: all
+ * ranks gather them now, since one that has nothing to generate would not. */
+static bool holds_all(const ZeroPP *z, ZeroPPRollout how) {
+  return !rollout_has_buffers(how) && (how.weights == ROLLOUT_REPLICA || z->cfg.stage < 3);
+}
+
 void zeropp_rollout_begin(ZeroPP *z, ZeroPPRollout how) {
   if (z->rollout) {
     const ZeroPPRollout *a = &z->rollout->how;
@@ -103,7 +109,7 @@ void zeropp_rollout_begin(ZeroPP *z, ZeroPPRollout how) {
   if (rollout_has_buffers(how)) {
     fill(z);
     z->rollout->serves = true;
-  } else if (how.weights == ROLLOUT_REPLICA) {
+  } else if (holds_all(z, how)) {
     zeropp_gather_all(z);
   } else {
     gather_refresh(z);
@@ -115,7 +121,7 @@ void zeropp_rollout_end(ZeroPP *z) {
   require(r && r->begins > 0);
   if (--r->begins > 0) return;
   if (r->serves) engine_require_sharded(z, "the end of a rollout");
-  if (!r->serves && r->how.weights == ROLLOUT_REPLICA) zeropp_release_all(z);
+  if (holds_all(z, r->how)) zeropp_release_all(z);
   for (int i = 0; i < z->n_units; i++) device_free(z->device, r->unit[i].buffer);
   z->rollout = NULL;
   rollout_plan_free(r);
@@ -131,17 +137,17 @@ bool rollout_serves(const ZeroPP *z) { return z->rollout && z->rollout->serves; 
 
 void rollout_open(ZeroPP *z, Unit *u) {
   const Rollout *r = z->rollout;
-  const RolloutUnit *ru = &r->unit[u - z->units];
+  RolloutUnit *ru = &r->unit[u - z->units];
   if (u->holds++ > 0 || ru->open_bytes == 0) return;
   WirePart *parts = mem_zalloc((size_t)u->count, sizeof *parts);
   int n = 0;
-  u->full = pool_take(&z->pool, POOL_FULL, ru->open_bytes);
+  ru->open = pool_take(&z->pool, POOL_FULL, ru->open_bytes);
   for (int p = u->first; p < u->first + u->count; p++) {
     const RolloutPlace *w = &r->place[p];
     WireSpan s = rollout_span(&z->specs[p], w->rows);
     if (!w->coded || s.count == 0) continue;
     parts[n++] = (WirePart){.span = s,
-                            .x = tensor_1d(u->full + w->open, z->cfg.compute, s.count),
+                            .x = tensor_1d(ru->open + w->open, z->cfg.compute, s.count),
                             .from = codes_of(z, p)};
   }
   z->ops->dequantize(z->device, r->format, n, parts, false);
@@ -149,8 +155,9 @@ void rollout_open(ZeroPP *z, Unit *u) {
 }
 
 void rollout_close(ZeroPP *z, Unit *u) {
-  if (u->full) pool_give(&z->pool, u->full);
-  u->full = NULL;
+  RolloutUnit *ru = &z->rollout->unit[u - z->units];
+  if (ru->open) pool_give(&z->pool, ru->open);
+  ru->open = NULL;
 }
 
 static char *kept_slice(const ZeroPP *z, int param) {
@@ -175,7 +182,7 @@ Tensor rollout_weight(const ZeroPP *z, int param, int n) {
   int64_t rows = rows_here(z, param, n);
   if (w->coded && !u->holds)
     die("weight %s is read in full, but no gather made it so out of its codes", s->name);
-  char *x = w->coded      ? u->full + w->open
+  char *x = w->coded      ? z->rollout->unit[s->unit].open + w->open
             : w->in_place ? kept_slice(z, param)
                           : buffer_of(z, param) + w->at;
   return s->ndim == 2 ? tensor_2d(x, z->cfg.compute, rows, s->dim[1])

@@ -13,7 +13,7 @@ typedef struct RolloutPlace {
 } RolloutPlace;
 
 typedef struct RolloutUnit {
-  char *buffer;
+  char *buffer, *open; /* open: codes made full, while a gather holds the unit */
   size_t bytes, open_bytes;
 } RolloutUnit;
 
