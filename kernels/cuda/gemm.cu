@@ -209,6 +209,28 @@ static int tuned_after(const GemmKey *k) {
   return decoding ? 4 : 64;
 }
 
+/* Of products that differ in the number of tokens alone. */
+static int family_of(GemmKey key) {
+  (key.kind == GEMM_TN ? key.k : key.m) = 0;
+  memset(key.align, 0, sizeof key.align);
+  return static_cast<int>(hash_of(&key) % GEMM_FAMILIES);
+}
+
+/* Counts a use. A heavy product is worth the second only where it is no batch of a length that
+ * passes by once: where at least a quarter of its family's uses have its number of tokens. */
+static bool is_time_to_tune(CudaGemm *g, GemmPlan *p) {
+  enum { SHARES = 4 };
+  int after = tuned_after(&p->key);
+  bool heavy = after > 0 && gemm_is_heavy(&p->key), common = true;
+  if (heavy) {
+    int64_t family = ++g->seen[family_of(p->key)];
+    common = ++p->seen * SHARES >= family;
+  }
+  if (p->uses == after || ++p->uses < after) return false;
+  if (!common) p->uses = 0;
+  return common;
+}
+
 /* C = alpha op(A) op(B) + beta C, + bias in every row where there is one. False: not with a bias.
  */
 static bool multiply(Device *d, GemmKind kind, GemmCall x) {
@@ -221,8 +243,7 @@ static bool multiply(Device *d, GemmKind kind, GemmCall x) {
     die("cuBLASLt has no algorithm for a product of [%lld, %lld, %lld], kind %d, %s to %s",
         static_cast<long long>(key.m), static_cast<long long>(key.n), static_cast<long long>(key.k),
         kind, dtype_name(x.a.dtype), dtype_name(x.c.dtype));
-  int after = tuned_after(&key);
-  if (!d->capturing && p->uses < after && ++p->uses == after) gemm_tune(d, p, &x);
+  if (!d->capturing && is_time_to_tune(g, p)) gemm_tune(d, p, &x);
   gemm_run(d, p, &p->algo, &x, x.c.data);
   return true;
 }

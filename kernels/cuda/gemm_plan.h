@@ -19,7 +19,8 @@ struct GemmPlan {
   cublasLtMatrixLayout_t a, b, c; /* of the tensors of these names */
   cublasLtMatmulAlgo_t algo;
   bool made, possible; /* a bias may not go with every shape */
-  int uses;
+  int uses;            /* counted until it is tuned */
+  int64_t seen;        /* of a heavy product: all uses */
 };
 
 /* Products that keep all tensor cores busy for long, and come one after another in training. */
@@ -29,7 +30,7 @@ static inline bool gemm_is_heavy(const GemmKey *k) {
 }
 
 /* Batches of many lengths pass by in a run; a plan gives its place to a later one of its hash. */
-enum { GEMM_PLANS = 1024 };
+enum { GEMM_PLANS = 1024, GEMM_FAMILIES = 64 };
 
 struct CudaGemm {
   CublasLt lt;
@@ -37,6 +38,7 @@ struct CudaGemm {
   cublasLtMatmulPreference_t preference;
   bool in_company;
   GemmPlan plan[GEMM_PLANS];
+  int64_t seen[GEMM_FAMILIES]; /* uses of heavy products by the hash of all but m */
 };
 
 /* The operands of one product. */
