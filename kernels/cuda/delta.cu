@@ -94,8 +94,8 @@ void encode_some(Device *d, int n, const DeltaPart *parts, DeltaSize *sizes) {
   for (int turn = 0; notes.end < blocks; turn = 1 - turn) {
     notes.first = notes.end;
     notes.end = notes.first + most < blocks ? notes.first + most : blocks;
-    launch_behind(d, grid_of(cuda_ceil(notes.end - notes.first, FIND_WARPS)), 32 * FIND_WARPS, 0,
-                  find_kernel, job, notes);
+    launch_behind(d, grid_of(cuda_ceil(notes.end - notes.first, FIND_WARPS)), 32 * FIND_WARPS,
+                  FIND_SPARE, find_kernel, job, notes);
     launch_behind(d, grid_of(cuda_ceil(notes.end - notes.first, WRITE_BLOCKS)), 32 * WRITE_WARPS, 0,
                   write_kernel, job, notes, carry + turn, carry + 1 - turn, sizes);
   }
