@@ -58,7 +58,7 @@ static void advance_row(const DecodeRows *r, int64_t b) {
   tensor_i32(r->slot_B)[b] =
       tensor_i32(r->table_BP)[b * width + page] * r->page_size + number % r->page_size;
   tensor_f32(r->u_B)[b] = rng_uniform_f32(r->seed, (uint64_t)((const int64_t *)r->stream_B.data)[b],
-                                          (uint64_t)(number + 1));
+                                          (uint64_t)number + 1);
 }
 
 void cpu_decode_advance(Device *d, DecodeRows r) {
