@@ -246,6 +246,42 @@ static void a_look_changes_no_bit(void **state) {
   done();
 }
 
+/* A model whose head and products are of the kinds that models of a billion parameters use. What
+ * was drawn is compared, and its log-probabilities, by bits: a sum in another order shows in them.
+ */
+static void runs_are_the_same_bits(void **state) {
+  (void)state;
+  need_gpu();
+  ModelConfig c = two_config(false, 0);
+  c.vocab_size = 32000;
+  c.hidden = 2048;
+  c.n_heads = 32;
+  c.n_kv_heads = 4;
+  c.ffn = 5632;
+  ModelOptions o = {.head = HEAD_LM, .seed = 6, .zero = {.stage = 3, .compute = DT_BF16}};
+  Model *m = tiny_model(&two.gpu, two.gpu.grid, &c, &o);
+  Requests *r = mem_zalloc(1, sizeof *r);
+  fill(r, c.vocab_size);
+  static const int sizes[] = {1, 4, 16, 64};
+  for (int i = 0; i < 4; i++) {
+    GenResult want[MOST], got[MOST];
+    GenParams p = params(false);
+    int n = p.max_batch = sizes[i];
+    run(m, &p, r, n, got); /* products are tuned */
+    gen_results_free(got, n);
+    run(m, &p, r, n, want);
+    for (int k = 0; k < 3; k++) {
+      GenStats s = run(m, &p, r, n, got);
+      compare("BF16, once more", &p, n, &s, got, want, 0);
+      gen_results_free(got, n);
+    }
+    gen_results_free(want, n);
+  }
+  free(r);
+  model_free(m);
+  done();
+}
+
 /* New weights in the same buffers, and other buffers: no step of an earlier call is run again. */
 static void weights_are_current(void **state) {
   (void)state;
@@ -280,8 +316,8 @@ static void weights_are_current(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(tokens_are_the_cpus),   cmocka_unit_test(penalties_are_the_cpus),
-    cmocka_unit_test(kept_ids_are_the_cpus), cmocka_unit_test(a_look_changes_no_bit),
-    cmocka_unit_test(weights_are_current),
+    cmocka_unit_test(tokens_are_the_cpus),    cmocka_unit_test(penalties_are_the_cpus),
+    cmocka_unit_test(kept_ids_are_the_cpus),  cmocka_unit_test(a_look_changes_no_bit),
+    cmocka_unit_test(runs_are_the_same_bits), cmocka_unit_test(weights_are_current),
 };
 TEST_MAIN(tests)

@@ -12,14 +12,6 @@ __device__ inline void cluster_barrier() {
 #endif
 }
 
-/* Of blocks whose memory nobody reads any more: what was written elsewhere is not waited for. */
-__device__ inline void cluster_end() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
-                   : "memory");
-#endif
-}
-
 /* What lies at p in the block of that rank. */
 __device__ inline float cluster_load(const float *p, int rank) {
   float x;

@@ -178,7 +178,7 @@ __global__ __launch_bounds__(THREADS, 2) void few_kernel(const __grid_constant__
     int column = (rank * packs + i % packs) * 4;
     finish_pack<FRONT>(a, part + column, squares, i / packs, first_column + column);
   }
-  cluster_end(); /* nobody reads this block's sums any more */
+  cluster_barrier(); /* nobody reads this block's sums any more */
 }
 
 template <class Rows, Front FRONT, int TILES>

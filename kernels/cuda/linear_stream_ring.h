@@ -92,9 +92,11 @@ __device__ inline void stream_bring_w(const Stream &a, Shared *sh, const CUtenso
   }
 }
 
-/* x of a unit: tiles of N rows and 64 columns, one behind the other. */
+/* x of a unit: tiles of N rows and 64 columns, one behind the other. The kernel before wrote it by
+ * stores, which are ordered with the copy engine's reads by a fence only. */
 template <int N, class Shared, int STAGES, int UNIT_K>
 __device__ inline void stream_bring_x(const Stream &a, Shared *sh, const CUtensorMap *map) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
   int first = stream_start(a, static_cast<int>(blockIdx.x));
   int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
   int chunk = first % a.chunks;
