@@ -160,6 +160,7 @@ static int run_stages(Session *s, int first, Error *err) {
 
 static int run(Session *s, bool resume, Error *err) {
   if (check_all(s, err) || rundir_open(s, resume, err)) return -1;
+  s->resumes = resume;
   if (resume && find_checkpoint(s, err)) return -1;
   int first = first_stage(s, err);
   if (first < 0) return -1;

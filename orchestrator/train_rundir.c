@@ -25,25 +25,34 @@ static char *any_entry(const char *dir, Error *err) {
   return found;
 }
 
-static int write_recipe(const Recipe *r, const char *path, bool resume, Error *err) {
+/* The recipe as a run writes it. The caller frees. */
+static char *recipe_text(const Recipe *r, size_t *len) {
   char *text = NULL;
-  size_t len = 0;
-  FILE *out = open_memstream(&text, &len);
+  FILE *out = open_memstream(&text, len);
   if (!out || recipe_print(r, out) || fclose(out)) die("recipe: cannot be printed");
-  int rc = 0;
-  if (resume) {
-    size_t old_len;
-    char *old = fs_read(path, &old_len, err);
-    if (!old)
-      rc = -1;
-    else if (old_len != len || memcmp(old, text, len) != 0)
-      log_warn("the recipe is not the one this run began with (%s): going on with the new one",
-               path);
-    free(old);
-  }
-  if (rc == 0) rc = fs_write_atomic(path, text, len, err);
+  return text;
+}
+
+static int write_recipe(const Recipe *r, Error *err) {
+  char *path = fs_join(r->run.directory, "recipe.yaml");
+  size_t len;
+  char *text = recipe_text(r, &len);
+  int rc = fs_write_atomic(path, text, len, err);
   free(text);
+  free(path);
   return rc;
+}
+
+static int compare_recipe(const Recipe *r, const char *path, Error *err) {
+  size_t len, old_len;
+  char *old = fs_read(path, &old_len, err);
+  if (!old) return -1;
+  char *text = recipe_text(r, &len);
+  if (old_len != len || memcmp(old, text, len) != 0)
+    log_warn("the recipe is not the one this run began with (%s): going on with the new one", path);
+  free(text);
+  free(old);
+  return 0;
 }
 
 /* Two processes that write one run, such as a job and its restart, would spoil it for both. The
@@ -83,7 +92,7 @@ static int prepare(const Recipe *r, bool resume, int *fd, Error *err) {
   }
   if (rc == 0) rc = fs_make_dirs(samples, err); /* before recipe.yaml: train_overwrite.c */
   if (rc == 0) rc = lock(dir, fd, err);
-  if (rc == 0) rc = write_recipe(r, recipe, resume, err);
+  if (rc == 0) rc = resume ? compare_recipe(r, recipe, err) : write_recipe(r, err);
   free(recipe);
   free(samples);
   return rc;
@@ -92,6 +101,10 @@ static int prepare(const Recipe *r, bool resume, int *fd, Error *err) {
 int rundir_open(Session *s, bool resume, Error *err) {
   return comm_agree(s->grid->all,
                     s->grid->rank == 0 ? prepare(s->recipe, resume, &s->lock, err) : 0, err);
+}
+
+int rundir_resumed(Session *s, Error *err) {
+  return comm_agree(s->grid->all, s->grid->rank == 0 ? write_recipe(s->recipe, err) : 0, err);
 }
 
 void rundir_close(Session *s) {

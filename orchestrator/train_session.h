@@ -39,7 +39,8 @@ typedef struct Session {
   int64_t kv_tokens; /* of the rollout's KV cache, from the memory plan */
 
   /* train_run: */
-  int lock; /* rank 0: what keeps others out of the run directory; -1: none */
+  bool resumes; /* until its first stage goes on */
+  int lock;     /* rank 0: what keeps others out of the run directory; -1: none */
   Report *report;
   TrainState state;
   char
@@ -80,8 +81,11 @@ int model_store(Session *s, Model *m, const char *name, StateKind kind, const js
                 Error *err);
 
 /* ---- the run directory (train_rundir.c) ---- */
-/* Refuses a directory in use, unless overwrite or resume; writes recipe.yaml. Collective. */
+/* Refuses a directory in use, unless overwrite or resume; writes recipe.yaml, but for a run that is
+ * resumed: it keeps its own until rundir_resumed, when the new one has proved to go on with what is
+ * there. Collective, both. */
 int rundir_open(Session *s, bool resume, Error *err);
+int rundir_resumed(Session *s, Error *err);
 void rundir_close(Session *s);
 /* run.overwrite (train_overwrite.c): refused where the directory holds no run but things of the
  * names that a run writes, and where this run reads what would be removed. 0 where nothing is to be

@@ -103,6 +103,8 @@ int stage_run(Session *s, Stage *stage, Error *err) {
   if (s->resume_from &&
       checkpoint_load_models(s->grid, s->resume_from, stage->models, stage->n_models, err))
     return -1;
+  if (s->resumes && rundir_resumed(s, err)) return -1;
+  s->resumes = false;
   report_stage(s->report, stage->name, at->step, stage->steps);
   if (at->step == 0 && evaluation_due(stage, 0)) {
     if (evaluate(s, stage, 0, err)) return -1;

@@ -337,11 +337,12 @@ half_written() {
     slow 1 copy1 --resume && grep -q 'not whole' err && same_run plain1 copy1
 }
 ok "a half-written checkpoint is passed over" half_written
-damaged() { # a checkpoint of which a byte was lost
-  local file
+damaged() { # a checkpoint of which a byte was lost; the run keeps the recipe that it has
+  local file recipe
+  recipe=$(cat hurt/recipe.yaml)
   file=$(ls -d hurt/checkpoints/step_* | tail -n 1)/actor.safetensors
   printf '\377' | dd of="$file" bs=1 seek=$(($(stat -c %s "$file") / 2)) conv=notrunc 2>/dev/null
-  fails "$file: damaged" slow 1 hurt --resume
+  fails "$file: damaged" slow 1 hurt --resume --set report.progress=bar && [ "$recipe" = "$(cat hurt/recipe.yaml)" ]
 }
 ok "a damaged checkpoint is refused" damaged
 
