@@ -3,19 +3,52 @@
 
 #include "orchestrator/cli_bench.h"
 
+#define EVERY "--ranks-per-node --threads --device --precision "
 static const struct {
   const char *name;
   CliResult (*run)(const Args *a, Error *err);
+  const char *takes; /* options */
 } benches[] = {
-    {"zeropp", bench_zeropp}, {"train", bench_train}, {"kernels", bench_kernels},
-    {"ppo", bench_ppo},       {"comm", bench_comm},   {"rollout", bench_rollout},
+    {"zeropp", bench_zeropp,
+     EVERY "--model --modes --steps --tokens --micro-batches --lr --prefetch --json"},
+    {"train", bench_train,
+     EVERY "--model --modes --stage --steps --seqs --length --micro-batches --recompute --lr "
+           "--gradients --offload --prefetch --json"},
+    {"kernels", bench_kernels, EVERY "--model --seqs --length"},
+    {"ppo", bench_ppo,
+     EVERY "--model --steps --prompts --prompt-length --answer-length --micro-tokens --recompute"},
+    {"comm", bench_comm, EVERY "--largest --json"},
+    {"rollout", bench_rollout,
+     EVERY "--model --modes --steps --prompts --prompt-length --response --lengths --rows --look "
+           "--weights --format"},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
+
+static bool takes(const char *list, const char *name) {
+  size_t n = strlen(name);
+  for (const char *at = strstr(list, name); at; at = strstr(at + n, name))
+    if (at[n] == ' ' || at[n] == 0) return true;
+  return false;
+}
+
+/* What a benchmark would pass over is refused: its figures would not be those that were asked for.
+ */
+static CliResult check_options(const Args *a, const char *bench, const char *list, Error *err) {
+  for (const Option *o = a->command->options; o->name; o++) {
+    if (!args_given(a, o->name) || takes(list, o->name)) continue;
+    error_set(err, "%s: found for %s, which takes %s", o->name, bench, list);
+    return CLI_USAGE;
+  }
+  return CLI_OK;
+}
 
 static CliResult run_bench(const Args *a, Error *err) {
   char known[128] = "";
   for (int i = 0; i < N_BENCHES; i++) {
-    if (strcmp(a->operand[0], benches[i].name) == 0) return benches[i].run(a, err);
+    if (strcmp(a->operand[0], benches[i].name) == 0) {
+      CliResult rc = check_options(a, benches[i].name, benches[i].takes, err);
+      return rc == CLI_OK ? benches[i].run(a, err) : rc;
+    }
     size_t used = strlen(known);
     snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", benches[i].name);
   }
@@ -65,9 +98,12 @@ const Command command_bench = {
           .dflt = "10"},
          {"--tokens", OPT_INT, "N", "zeropp: tokens of a rank's micro-batch", 2, 1 << 24,
           .dflt = "256"},
-         {"--seqs", OPT_INT, "N", "sequences of a rank's micro-batch", 1, 1 << 20, .dflt = "8"},
-         {"--length", OPT_INT, "N", "tokens of a sequence", 2, 1 << 20, .dflt = "2048"},
-         {"--micro-batches", OPT_INT, "N", "micro-batches of a step", 1, 1 << 16, .dflt = "1"},
+         {"--seqs", OPT_INT, "N", "train, kernels: sequences of a rank's micro-batch", 1, 1 << 20,
+          .dflt = "8"},
+         {"--length", OPT_INT, "N", "train, kernels: tokens of a sequence", 2, 1 << 20,
+          .dflt = "2048"},
+         {"--micro-batches", OPT_INT, "N", "zeropp, train: micro-batches of a step", 1, 1 << 16,
+          .dflt = "1"},
          {"--prompts", OPT_INT, "N", "ppo, rollout: prompts of all ranks", 1, 1 << 20,
           .dflt = "64"},
          {"--prompt-length", OPT_INT, "N", "ppo, rollout: tokens", 1, 1 << 20, .dflt = "256"},
@@ -86,17 +122,19 @@ const Command command_bench = {
           .dflt = "16384"},
          {"--largest", OPT_INT, "N", "comm: bytes from each rank to each other", 1, 1 << 30,
           .dflt = "67108864"},
-         {"--recompute", OPT_TEXT, "HOW", "none, selective, full; train: auto, by memory",
-          .dflt = "none"},
+         {"--recompute", OPT_TEXT, "HOW",
+          "train, ppo: none, selective, full; train: auto, by memory", .dflt = "none"},
          {"--stage", OPT_INT, "N", "train: what is sharded, 0 to 3", 0, 3, .dflt = "3"},
-         {"--lr", OPT_FLOAT, "X", "learning rate; PPO's are near 1e-6", 0, 1, .dflt = "1e-3"},
+         {"--lr", OPT_FLOAT, "X", "zeropp, train: learning rate; PPO's are near 1e-6", 0, 1,
+          .dflt = "1e-3"},
          {"--gradients", OPT_TEXT, "NAME", "train: of the owners' sums, float32 or bfloat16",
           .dflt = "float32"},
          {"--offload", OPT_TEXT, "WHAT", "train: off, or optimizer: its state lies in the host",
           .dflt = "off"},
-         {"--prefetch", OPT_INT, "N", "units gathered ahead; 0: no overlap", 0, 64, .dflt = "1"},
+         {"--prefetch", OPT_INT, "N", "zeropp, train: units gathered ahead; 0: no overlap", 0, 64,
+          .dflt = "1"},
          {"--threads", OPT_INT, "N", "threads of a rank; 0: its share of the cores", 0, 1024,
           .dflt = "0"},
          DEVICE_OPTIONS,
-         {"--json", OPT_FLAG, NULL, "one JSON object per mode", .dflt = NULL}},
+         {"--json", OPT_FLAG, NULL, "zeropp, train, comm: one JSON object per line", .dflt = NULL}},
     .run = run_bench};

@@ -27,6 +27,7 @@ ok "help names the modes and gives an example" eval "grep -q 'all-ef' out && gre
 
 # The other benchmarks: they run, and their figures hang together.
 refuses 2 'expected none, selective, full or auto' bench train --recompute some
+refuses 2 'found for zeropp, which takes' bench zeropp --stage 3
 refuses 2 'expected one of them' bench train --stage 1 --modes all
 refuses 1 'takes at most 64 positions' bench train --model tiny.json --length 65
 refuses 1 'bfloat16 on the CPU' bench train --model tiny.json --length 64 --device cpu --precision bfloat16
