@@ -219,7 +219,22 @@ static void tokens_are_the_cpus(void **state) {
   done();
 }
 
-/* At most 16 rows that all enter at once. */
+/* All requests enter at once; the look of the first rollout is p's. */
+static void compare_looks(const char *what, Model *m, const Requests *r, GenParams p,
+                          const int looks[3]) {
+  GenResult want[MOST], got[MOST];
+  int n = p.max_batch;
+  run(m, &p, r, n, want);
+  for (int k = 0; k < 3; k++) {
+    p.look = looks[k];
+    GenStats s = run(m, &p, r, n, got);
+    compare(what, &p, n, &s, got, want, 0);
+    gen_results_free(got, n);
+  }
+  gen_results_free(want, n);
+}
+
+/* At most 16 rows. */
 static void a_look_changes_no_bit(void **state) {
   (void)state;
   need_gpu();
@@ -228,18 +243,10 @@ static void a_look_changes_no_bit(void **state) {
   fill(r, model_config(m)->vocab_size);
   static const int sizes[] = {1, 7, 12, 16}, looks[] = {3, 8, 50};
   for (int i = 0; i < 8; i++) {
-    GenResult want[MOST], got[MOST];
     GenParams p = params(i % 2);
-    int n = p.max_batch = sizes[i / 2];
+    p.max_batch = sizes[i / 2];
     p.look = 1;
-    run(m, &p, r, n, want);
-    for (int k = 0; k < 3; k++) {
-      p.look = looks[k];
-      GenStats s = run(m, &p, r, n, got);
-      compare("BF16", &p, n, &s, got, want, 0);
-      gen_results_free(got, n);
-    }
-    gen_results_free(want, n);
+    compare_looks("BF16", m, r, p, looks);
   }
   free(r);
   model_free(m);
@@ -262,20 +269,14 @@ static void runs_are_the_same_bits(void **state) {
   Model *m = tiny_model(&two.gpu, two.gpu.grid, &c, &o);
   Requests *r = mem_zalloc(1, sizeof *r);
   fill(r, c.vocab_size);
-  static const int sizes[] = {1, 4, 16, 64};
+  static const int sizes[] = {1, 4, 16, 64}, looks[] = {0, 0, 0};
   for (int i = 0; i < 4; i++) {
-    GenResult want[MOST], got[MOST];
     GenParams p = params(false);
+    GenResult first[MOST];
     int n = p.max_batch = sizes[i];
-    run(m, &p, r, n, got); /* products are tuned */
-    gen_results_free(got, n);
-    run(m, &p, r, n, want);
-    for (int k = 0; k < 3; k++) {
-      GenStats s = run(m, &p, r, n, got);
-      compare("BF16, once more", &p, n, &s, got, want, 0);
-      gen_results_free(got, n);
-    }
-    gen_results_free(want, n);
+    run(m, &p, r, n, first); /* products are tuned */
+    gen_results_free(first, n);
+    compare_looks("BF16, once more", m, r, p, looks);
   }
   free(r);
   model_free(m);
