@@ -20,24 +20,21 @@ struct StreamShared {
 __device__ inline void stream_multiply(float (&c)[4], uint64_t a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, 1, 1, 1, 0, 0;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : WGMMA_4("+f", c, 0)
       : "l"(a), "l"(b));
 }
 __device__ inline void stream_multiply(float (&c)[8], uint64_t a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, "
       "%8, %9, 1, 1, 1, 0, 0;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
-        "+f"(c[7])
+      : WGMMA_4("+f", c, 0), WGMMA_4("+f", c, 4)
       : "l"(a), "l"(b));
 }
 __device__ inline void stream_multiply(float (&c)[16], uint64_t a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, 1, 1, 1, 0, 0;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
-        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-        "+f"(c[14]), "+f"(c[15])
+      : WGMMA_16("+f", c, 0)
       : "l"(a), "l"(b));
 }
 __device__ inline void stream_multiply(float (&c)[32], uint64_t a, uint64_t b) {
