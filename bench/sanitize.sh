@@ -6,7 +6,8 @@
 #
 # racecheck looks at our own kernels. It does not follow barriers in shared memory (mbarrier) that end with a copy of the
 # copy engine, and so reports most of NVIDIA's own products and attention: those of cuBLASLt (nvjet, cutlass, gemm) and cuDNN are
-# left out by name. memcheck looks neither at the children that a test makes in order to see them die nor at calls that a test means
+# left out by name. Of ours it reports the columns that the copy engine brings to attention_hopper_keys.cu, which are ordered the same
+# way. memcheck looks neither at the children that a test makes in order to see them die nor at calls that a test means
 # to fail (memory that is not there).
 # The last line is `N passed, N failed`.
 set -u

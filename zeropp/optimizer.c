@@ -50,8 +50,8 @@ static void update(ZeroPP *z, AdamW adam, int first, int last) {
 /* The first units travel while the others are updated: the next pass, forward or a rollout, wants
  * them first, and the network has nothing else to do. */
 static void update_all(ZeroPP *z, AdamW adam) {
-  int done = 0;
-  for (int i = 0; i < gather_early_units(z); i++) {
+  int done = 0, early = gather_early_units(z);
+  for (int i = 0; i < early; i++) {
     int end = z->units[i].first + z->units[i].count;
     update(z, adam, done, end);
     zeropp_prefetch(z, i);
