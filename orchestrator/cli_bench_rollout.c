@@ -32,6 +32,7 @@ typedef struct RolloutFigures {
   double all, prefill, decode, gather, peak;
   double inter_bytes; /* from other nodes, of all ranks */
   double least_busy;  /* of the rank that was: its share of `all` in which it ran steps */
+  double answers;     /* a number that two sets of answers share only where they are equal */
 } RolloutFigures;
 
 /* ---- requests ---- */
@@ -60,14 +61,13 @@ static void fill_requests(RolloutBench *b, const int32_t *tokens) {
   }
 }
 
-static GenParams params(const RolloutBench *b, uint64_t step) {
+static GenParams params(const RolloutBench *b) {
   int world = b->rig.grid->world, share = (b->prompts + world - 1) / world;
   int rows = share < MOST_ROWS ? share : MOST_ROWS;
   return (GenParams){.sample = {.temperature = 1, .top_p = 1},
                      .max_new_tokens = b->eos ? LONGEST : b->response,
                      .max_new_of = b->lengths,
                      .seed = 5,
-                     .step = step,
                      .max_batch = b->rows ? b->rows : rows,
                      .weights = b->kind.weights,
                      .format = b->kind.format,
@@ -76,10 +76,23 @@ static GenParams params(const RolloutBench *b, uint64_t step) {
 
 /* ---- a rollout ---- */
 
-static RolloutFigures figures(const RolloutBench *b, const GenStats *s, double all) {
+/* Of 32 bits a sequence, whose sum does not depend on who answered which. */
+static double sum_of_answers(const RolloutBench *b, const GenResult *out) {
+  double sum = 0;
+  for (int i = 0; i < b->n; i++) {
+    uint64_t h = (uint64_t)b->own[i].prompt_id;
+    for (int t = 0; t < out[i].n; t++)
+      h = rng_block(h, (uint64_t)out[i].tokens[t], (uint64_t)t).v[0];
+    if (out[i].n > 0) sum += (double)(uint32_t)h;
+  }
+  return sum;
+}
+
+static RolloutFigures figures(const RolloutBench *b, const GenStats *s, const GenResult *out,
+                              double all) {
   double sum[] = {(double)s->prompt_tokens, (double)s->generated_tokens, (double)s->drawn_rows,
                   (double)s->step_rows,     (double)s->cached_tokens,    (double)s->decode_steps,
-                  (double)s->inter_bytes};
+                  (double)s->inter_bytes,   sum_of_answers(b, out)};
   double idle = 1 - (s->prefill_seconds + s->decode_seconds + s->gather_seconds) / all;
   double most[] = {all,
                    s->prefill_seconds,
@@ -87,7 +100,7 @@ static RolloutFigures figures(const RolloutBench *b, const GenStats *s, double a
                    s->gather_seconds,
                    (double)device_peak_bytes(b->rig.device),
                    idle};
-  comm_all_reduce_f64(b->rig.grid->all, sum, 7, false);
+  comm_all_reduce_f64(b->rig.grid->all, sum, 8, false);
   comm_all_reduce_f64(b->rig.grid->all, most, 6, true);
   return (RolloutFigures){.prompt_tokens = sum[0],
                           .generated = sum[1],
@@ -101,11 +114,12 @@ static RolloutFigures figures(const RolloutBench *b, const GenStats *s, double a
                           .gather = most[3],
                           .peak = most[4],
                           .inter_bytes = sum[6],
+                          .answers = sum[7],
                           .least_busy = 1 - most[5]};
 }
 
-static int roll_out(RolloutBench *b, Model *m, uint64_t step, RolloutFigures *f, Error *err) {
-  GenParams p = params(b, step);
+static int roll_out(RolloutBench *b, Model *m, RolloutFigures *f, Error *err) {
+  GenParams p = params(b);
   GenResult *out = mem_zalloc((size_t)b->prompts, sizeof *out);
   GenStats stats;
   p.owner = mem_alloc((size_t)b->n, sizeof *p.owner);
@@ -116,18 +130,23 @@ static int roll_out(RolloutBench *b, Model *m, uint64_t step, RolloutFigures *f,
   double start = clock_seconds();
   int rc = generate(m, &p, b->own, b->n, out, &stats, err);
   double all = clock_seconds() - start;
+  if (rc == 0) *f = figures(b, &stats, out, all);
   gen_results_free(out, b->n);
   free(out);
   free(p.owner);
-  if (rc == 0) *f = figures(b, &stats, all);
   return rc;
 }
 
-/* The first is not measured: it measures plans, and the arena becomes one piece behind it. */
+/* The first is not measured: it measures plans, and the arena becomes one piece behind it. All draw
+ * with the same random numbers. */
 static int best_of_runs(RolloutBench *b, Model *m, RolloutFigures *best, Error *err) {
+  double answers = 0;
   for (int r = 0; r <= b->runs; r++) {
     RolloutFigures f;
-    if (roll_out(b, m, (uint64_t)r, &f, err)) return -1;
+    if (roll_out(b, m, &f, err)) return -1;
+    if (r == 0) answers = f.answers;
+    if (f.answers != answers)
+      return error_set(err, "run %d of the same rollout gave other answers than run 0", r);
     if (r <= 1 || f.all < best->all) *best = f;
   }
   return 0;
@@ -196,7 +215,7 @@ static void print_figures(const RolloutBench *b, const RolloutFigures *f, double
 }
 
 static void print_head(const RolloutBench *b) {
-  GenParams p = params(b, 0);
+  GenParams p = params(b);
   char lengths[64];
   snprintf(lengths, sizeof lengths, b->eos ? "%d to %d at random" : "%d",
            b->eos ? SHORTEST : b->response, LONGEST);
