@@ -128,6 +128,7 @@ static Decode decode_of(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor l
   a.page_size = static_cast<int>(size);
   a.table_width = static_cast<int>(page_table_BP.dim[1]);
   a.splits = static_cast<int>(splits);
+  a.sms = cuda_of(d)->sms;
   a.n_pages = k_pages.dim[0];
   a.q_stride = qkv_BQ.dim[1];
   a.qkv = qkv_BQ.data;

@@ -19,7 +19,7 @@ constexpr int KV_HEADS = 16; /* query heads of a block */
 struct Decode {
   int n_heads, n_kv_heads, head_dim, window;
   float scale;
-  int page_size, table_width, splits;
+  int page_size, table_width, splits, sms;
   int64_t n_pages, q_stride;
   const void *qkv, *k_pages, *v_pages;
   const int32_t *table, *len;

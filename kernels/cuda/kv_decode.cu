@@ -13,15 +13,20 @@ namespace {
 template <int D>
 struct Shape {
   static constexpr int STRIDE = D + 8, TILE = D <= 64 ? 32 : 16; /* tokens of a tile */
-  static constexpr int STAGES = D <= 128 ? 3 : 2;
   static constexpr int KV = TILE * STRIDE;
   static constexpr int TURNED = (KV_HEADS + 2) * STRIDE; /* queries, the newest key and value */
-  static constexpr size_t TILES = sizeof(bf16) * KV_WARPS * STAGES * 2 * KV;
-  static constexpr size_t SHARED = sizeof(uint32_t) * KV_SPLIT + TILES;
-  static constexpr size_t STEP_SHARED = SHARED + sizeof(bf16) * TURNED + sizeof(float) * D;
+  /* Tiles of a warp: so few that two blocks, or with wide heads one, share a multiprocessor; and
+   * more of them where there are fewer blocks than multiprocessors. No sum depends on it. */
+  static constexpr int STAGES = D <= 128 ? 3 : 2, MORE_STAGES = D <= 128 ? 5 : 3;
   static_assert(sizeof(bf16) * STAGES * 2 * KV >= sizeof(float) * KV_HEADS * (D + 2),
                 "the warps' sums take the place of their tiles");
 };
+
+template <int D, int STAGES>
+constexpr size_t tiles_bytes = sizeof(bf16) * KV_WARPS *STAGES * 2 * Shape<D>::KV;
+template <int D, int STAGES, bool STEP>
+constexpr size_t shared_bytes = sizeof(uint32_t) * KV_SPLIT + tiles_bytes<D, STAGES> +
+                                (STEP ? sizeof(bf16) * Shape<D>::TURNED + sizeof(float) * D : 0);
 
 /* The block's queries as A: rows beyond its heads and columns beyond theirs are zero. */
 template <int D>
@@ -212,13 +217,13 @@ __device__ inline void finish_block(const Decode &a, const DecodeBlock &k, Split
   }
 }
 
-template <int D, bool STEP>
+template <int D, int STAGES, bool STEP>
 __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a, Newest newest) {
   using S = Shape<D>;
   extern __shared__ __align__(16) unsigned char shared[];
   uint32_t *rows = reinterpret_cast<uint32_t *>(shared), q[D / 16][4];
   bf16 *tiles = reinterpret_cast<bf16 *>(rows + KV_SPLIT);
-  bf16 *turned = tiles + S::TILES / sizeof(bf16);
+  bf16 *turned = tiles + tiles_bytes<D, STAGES> / sizeof(bf16);
   float *turn = reinterpret_cast<float *>(turned + S::TURNED);
   int warp = static_cast<int>(threadIdx.x / 32), slot = -1;
   DecodeBlock block = decode_block(a);
@@ -232,16 +237,16 @@ __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a, Newest newest
   int tokens = range.end - range.first; /* tile i of the warp starts at first + i * step */
   int last = STEP && block.split == range.splits - 1 ? tokens - 1 : -1; /* where the newest is */
   constexpr int STEP_OF = S::TILE * KV_WARPS, STAGE = 2 * S::KV;
-  bf16 *stages = tiles + warp * S::STAGES * STAGE, *next = stages;
+  bf16 *stages = tiles + warp * STAGES * STAGE, *next = stages;
   int first = warp * S::TILE, ahead = first;
   auto copy_next = [&]() {
     if (ahead < tokens) copy_tile<D>(next, a, rows + ahead, tokens - ahead, last - ahead);
     copy_async_commit();
     ahead += STEP_OF;
-    next = next == stages + (S::STAGES - 1) * STAGE ? stages : next + STAGE;
+    next = next == stages + (STAGES - 1) * STAGE ? stages : next + STAGE;
   };
 #pragma unroll
-  for (int i = 0; i < S::STAGES - 1; i++) copy_next();
+  for (int i = 0; i < STAGES - 1; i++) copy_next();
   if (STEP) {
     slot = turn_of(a, newest, block.b, turn);
     wait_for_kernel_before();
@@ -256,13 +261,13 @@ __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a, Newest newest
   float scale2 = a.scale * 1.44269504f, out[D / 8][4] = {};
   Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
   for (bf16 *tile = stages; first < tokens; first += STEP_OF) {
-    copy_async_wait<S::STAGES - 2>();
+    copy_async_wait<STAGES - 2>();
     __syncwarp();
     copy_next(); /* to where the tile before this one was */
     if (STEP && last >= first && last < first + S::TILE)
       place_newest<D>(tile, turned, last - first);
     attend_tile<D>(out, soft, q, tile, tokens - first, scale2);
-    tile = tile == stages + (S::STAGES - 1) * STAGE ? stages : tile + STAGE;
+    tile = tile == stages + (STAGES - 1) * STAGE ? stages : tile + STAGE;
   }
   copy_async_wait<0>();
   __syncthreads(); /* the tiles' place is free */
@@ -273,13 +278,25 @@ __global__ __launch_bounds__(KV_THREADS) void mma_kernel(Decode a, Newest newest
   finish_block(a, block, range, parts);
 }
 
+template <int D, int STAGES, bool STEP>
+void launch_stages(cudaStream_t stream, const Decode &a, const Newest &newest, int64_t batch) {
+  auto kernel = mma_kernel<D, STAGES, STEP>;
+  constexpr size_t shared = shared_bytes<D, STAGES, STEP>;
+  chain_allow_shared(kernel, shared);
+  chain_launch(stream, kernel, decode_grid(a, batch), KV_THREADS, shared, 1, a, newest);
+}
+
 template <int D>
 void launch_mma(cudaStream_t stream, const Decode &a, const Newest *newest, int64_t batch) {
-  auto kernel = newest ? mma_kernel<D, true> : mma_kernel<D, false>;
-  size_t shared = newest ? Shape<D>::STEP_SHARED : Shape<D>::SHARED;
-  chain_allow_shared(kernel, shared);
-  chain_launch(stream, kernel, decode_grid(a, batch), KV_THREADS, shared, 1, a,
-               newest ? *newest : Newest{});
+  constexpr int STAGES = Shape<D>::STAGES, MORE = Shape<D>::MORE_STAGES;
+  dim3 grid = decode_grid(a, batch);
+  bool few = static_cast<int64_t>(grid.x) * grid.y * grid.z <= a.sms;
+  if (newest && few)
+    launch_stages<D, MORE, true>(stream, a, *newest, batch);
+  else if (newest)
+    launch_stages<D, STAGES, true>(stream, a, *newest, batch);
+  else
+    launch_stages<D, STAGES, false>(stream, a, {}, batch);
 }
 
 }  // namespace
