@@ -116,9 +116,6 @@ Model *model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c,
                     const ModelOptions *o); /* random */
 /* All but the values of the weights: for a caller that writes them (zeropp_shard). */
 Model *model_new(Device *d, Grid *g, Arena *arena, const ModelConfig *c, const ModelOptions *o);
-/* Same weights under another head or trainability: trunk copied, a scalar head kept if `from` has
- * one, else init (needs init_head). NULL on error. */
-Model *model_derive(Model *from, const ModelOptions *o, Error *err);
 void model_free(Model *m);
 
 /* Writes a Hugging Face folder (config.json, generation_config.json, model.safetensors or shards

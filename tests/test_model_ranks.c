@@ -92,47 +92,11 @@ static void all_ranks_empty(void **state) {
   bench_close(&bench);
 }
 
-static void derived_models(void **state) {
-  (void)state;
-  Bench bench = bench_open();
-  Error err = {""};
-  ModelConfig c = tiny_config(false, true);
-  ModelOptions o = tiny_options(HEAD_SCALAR);
-  Model *reward = tiny_model(&bench, bench.grid, &c, &o);
-  TestBatch b = test_batch(N_SEQS, lengths, c.vocab_size);
-  double want = eval_batch(reward, &b, 0);
-  Model *critic = model_derive(reward, &o, &err);
-  assert_non_null(critic);
-  assert_true(eval_batch(critic, &b, 0) == want);
-
-  ModelOptions lm = tiny_options(HEAD_LM);
-  assert_null(model_derive(reward, &lm, &err)); /* untied: there is no head to take */
-  Model *actor = tiny_model(&bench, bench.grid, &c, &lm);
-  assert_null(model_derive(actor, &o, &err));
-  assert_non_null(strstr(err.msg, "init_head"));
-  o.init_head = true;
-  Model *fresh = model_derive(actor, &o, &err);
-  assert_non_null(fresh);
-  assert_true(zeropp_find(model_zero(fresh), "score.bias") < 0);
-  assert_true(fabs(eval_batch(fresh, &b, 0)) > 1e-6);
-  lm.trainable = false;
-  Model *reference = model_derive(actor, &lm, &err);
-  assert_non_null(reference);
-  assert_true(eval_batch(reference, &b, 0) == eval_batch(actor, &b, 0));
-  model_free(reward);
-  model_free(critic);
-  model_free(actor);
-  model_free(fresh);
-  model_free(reference);
-  bench_close(&bench);
-}
-
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(inference_equals_one_rank),
     cmocka_unit_test(lm_gradients),
     cmocka_unit_test(tied_gradients),
     cmocka_unit_test(scalar_gradients),
     cmocka_unit_test(all_ranks_empty),
-    cmocka_unit_test(derived_models),
 };
 TEST_MAIN(tests)
