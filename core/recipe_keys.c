@@ -7,7 +7,8 @@
 #include "core/nearest.h"
 #include "core/recipe_table.h"
 
-int key_term(const char *path, const char **rest) {
+/* N of "rewards.N" or "rewards.N.rest" (rest set behind the dot, or to ""), else -1. */
+static int key_term(const char *path, const char **rest) {
   static const char prefix[] = "rewards.";
   if (strncmp(path, prefix, sizeof prefix - 1) != 0) return -1;
   const char *p = path + sizeof prefix - 1;

@@ -71,8 +71,6 @@ typedef struct KeyRef {
 KeyRef key_find(const char *path);
 bool key_is_section(const char *path);          /* a map that holds keys or other sections */
 const RecipeGroup *key_group(const char *path); /* the group at this path, or NULL */
-/* N of "rewards.N" or "rewards.N.rest" (rest set behind the dot, or to ""), else -1. */
-int key_term(const char *path, const char **rest);
 
 /* The nearest known key to an unknown path, in quotes: a key of the same map ("clip_low"), or the
  * full paths of other sections that have it, with "or" between; "" when nothing is near. */

@@ -59,13 +59,11 @@ typedef struct RewardTerms RewardTerms;
 /* Compiles patterns; copies what it needs. NULL on error, naming the term as rewards[i]. */
 RewardTerms *reward_terms_create(const RewardTerm *terms, int n, Error *err);
 void reward_terms_free(RewardTerms *t);
-bool reward_terms_need_model(const RewardTerms *t);
-/* out[i] = sum over terms but "model" of weight * value; the model's weight is
- * reward_terms_model_weight. One call for many, so that an external command starts once per batch.
- * An external command that fails, times out or answers wrongly is an error; so are a pattern that
- * runs out of its match limit, "exact" without an answer, and a value that is not finite. */
+/* out[i] = sum over terms but "model" of weight * value. One call for many, so that an external
+ * command starts once per batch. An external command that fails, times out or answers wrongly is an
+ * error; so are a pattern that runs out of its match limit, "exact" without an answer, and a value
+ * that is not finite. */
 int reward_terms_eval(RewardTerms *t, const RewardInput *in, int n, float *out, Error *err);
-double reward_terms_model_weight(const RewardTerms *t);
 
 /* ---- shaping and KL control ---- */
 typedef struct KlController {

@@ -61,19 +61,6 @@ void reward_terms_free(RewardTerms *t) {
   free(t);
 }
 
-bool reward_terms_need_model(const RewardTerms *t) {
-  for (int i = 0; i < t->n; i++)
-    if (!t->term[i].kind->eval) return true;
-  return false;
-}
-
-double reward_terms_model_weight(const RewardTerms *t) {
-  double sum = 0;
-  for (int i = 0; i < t->n; i++)
-    if (!t->term[i].kind->eval) sum += t->term[i].weight;
-  return sum;
-}
-
 static int add_term(const Term *t, const RewardInput *in, int n, double *value, double *sum,
                     Error *err) {
   if (t->kind->eval(t, in, n, value, err)) return -1;

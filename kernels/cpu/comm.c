@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *comm_name(const Comm *c) { return c->name; }
-
 const char *coll_name(CollKind k) {
   static const char *const names[COLL_KINDS] = {"all-gather", "reduce-scatter", "all-to-all",
                                                 "all-reduce", "broadcast",      "barrier"};

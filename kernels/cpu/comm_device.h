@@ -69,7 +69,6 @@ void comm_device_launch(const CommCaptured *c, void (*launch)(Device *d, void *g
 
 /* The time limit of comm_set_timeout, 0: none. */
 double comm_timeout(void);
-const char *comm_name(const Comm *c);
 
 /* ---- tickets (comm_tickets.c): what is queued on the tracks, one after another on each.
  *
