@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/fs.h"
 #include "orchestrator/checkpoint_files.h"
 #include "orchestrator/train_session.h"
 

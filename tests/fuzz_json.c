@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/fs.h"
 #include "core/json.h"
 #include "tests/fuzz.h"
 

@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <zlib.h>
 
-#include "core/fs.h"
 #include "core/json.h"
 #include "tests/test.h"
 

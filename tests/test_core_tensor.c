@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "core/error.h"
 #include "tests/test.h"
 
 static void names_round_trip(void **state) {

@@ -1,7 +1,6 @@
 /* The files of byte-level BPE: what tokenizer.json, vocab.json + merges.txt and
  * tokenizer_config.json say, and damaged or foreign files, each of which gives one clear error. The
  * vocabularies are made here: ids below 256 are bytes. */
-#include "core/rng.h"
 #include "tests/bpe_test.h"
 
 #define SPLIT(regex)                                    \

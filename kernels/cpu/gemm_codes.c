@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/tile.h"
 
 enum {
   CHUNK_BYTES = 128 << 10, /* of W as numbers: a part of a second-level cache */
