@@ -91,6 +91,8 @@ const char *test_death(void (*fn)(void *arg), void *arg) {
   return said;
 }
 
+bool test_is_watched(void) { return getenv("RLHF_NO_RATES") != NULL; }
+
 double test_rel_error(const float *a, const float *b, size_t n) {
   double diff = 0, mag = 1e-30;
   for (size_t i = 0; i < n; i++) {
@@ -107,6 +109,7 @@ int test_run(int argc, char **argv, const struct CMUnitTest *tests, size_t n) {
   if (launch_rank() > 0 && !freopen("/dev/null", "w", stdout))
     die("cannot silence rank %d", launch_rank());
   cmocka_set_message_output(CM_OUTPUT_TAP);
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   /* A rank whose assertion failed would go on to the next test and leave the others waiting in this
    * one: it says what failed and ends them all. */
   if (launch_world() > 1) setenv("CMOCKA_TEST_ABORT", "1", 1);

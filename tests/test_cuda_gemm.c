@@ -292,7 +292,7 @@ static void time_model(Twins *t, int64_t tokens, const int64_t (*w)[2]) {
 static void speed_of_training(void **state) {
   (void)state;
   Twins *t = twins();
-  if (twin_is_watched()) skip();
+  if (test_is_watched()) skip();
   time_model(t, 16384, llama_1b);
   time_model(t, 8192, llama_7b);
   const int64_t rows = 4096; /* of the head's chunks: logits are F32 */
@@ -305,7 +305,7 @@ static void speed_of_training(void **state) {
 static void speed_of_decoding(void **state) {
   (void)state;
   Twins *t = twins();
-  if (twin_is_watched()) skip();
+  if (test_is_watched()) skip();
   const int64_t rows[] = {1, 8, 16, 32, 64, 256};
   time_product(t, GEMM_NT, types[1], 0, 16, 16, 16, false); /* what a launch costs the host */
   for (int r = 0; r < 6; r++) {

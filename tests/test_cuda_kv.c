@@ -27,9 +27,6 @@ static const Case cases[] = {
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
-/* By a memory checker, under which everything takes a thousand times as long. */
-static bool is_watched(void) { return getenv("RLHF_NO_RATES") != NULL; }
-
 /* A case's cache on both devices: every token of every sequence in pages of a scattered order. */
 typedef struct Cached {
   const Case *c;
@@ -101,7 +98,7 @@ static void agrees(DType type) {
   for (int i = 0; i < N_CASES; i++)
     for (int j = 0; j < 4; j++) {
       const Case *c = cases + i;
-      if (is_watched() && j != i % 4) continue;
+      if (test_is_watched() && j != i % 4) continue;
       Cached x = cache(c, type, page_sizes[j], 4 * (uint64_t)i + (uint64_t)j);
       write_gpu(t, &x);
       decode_gpu(t, &x);
@@ -242,7 +239,7 @@ static void time_shape(const char *name, DType type, int batch, int32_t len, int
 
 static void rates(void **state) {
   (void)state;
-  if (is_watched()) skip();
+  if (test_is_watched()) skip();
   twins();
   const AttnShape small = {32, 4, 64, 0.125F, 0}, large = {32, 32, 128, 0.0884F, 0};
   const AttnShape grouped = {32, 8, 128, 0.0884F, 0};

@@ -160,7 +160,7 @@ static void speed(void **state) {
   (void)state;
   Twins *t = twins();
   const int64_t n = 1000000000, few = 1000003;
-  if (twin_is_watched() || device_total_memory(t->gpu) < (size_t)30 << 30) skip();
+  if (test_is_watched() || device_total_memory(t->gpu) < (size_t)30 << 30) skip();
   Big b = {.w = big_random(DT_F32, 1, 1, n),
            .g = big_random(DT_F32, 1, 1, n),
            .m = big_random(DT_F32, 1, 1, n),

@@ -422,7 +422,7 @@ static void time_format(Speed *s, DType type, double copy) {
 static void speed_is_that_of_memory(void **state) {
   (void)state;
   Twins *t = twins();
-  if (twin_is_watched()) skip();
+  if (test_is_watched()) skip();
   size_t all = 4UL * LARGE, piece = 4UL * SEED;
   Speed s = {.d = t->gpu, .ops = t->gpu_ops, .copied = all};
   s.part.span = (WireSpan){4096, 0, LARGE};

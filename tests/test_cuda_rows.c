@@ -431,7 +431,7 @@ static void time_heads(DType t, AttnShape s) {
 static void speed(void **state) {
   (void)state;
   twins();
-  if (twin_is_watched()) skip();
+  if (test_is_watched()) skip();
   time_rows(DT_BF16, 2048);
   time_rows(DT_BF16, 4096);
   time_rows(DT_F32, 2048);

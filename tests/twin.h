@@ -63,14 +63,11 @@ static inline Twins *twins(void) {
   return t;
 }
 
-/* ---- under a memory checker (RLHF_NO_RATES), which makes all of it many times slower ---- */
-
-static inline bool twin_is_watched(void) { return getenv("RLHF_NO_RATES") != NULL; }
-
-/* Whether to leave out the next of many cases: all but every `of`-th, counted over the program. */
+/* Where a checker looks on, whether to leave out the next of many cases: all but every `of`-th,
+ * counted over the program. */
 static inline bool twin_leaves_out(int of) {
   static int cases;
-  return twin_is_watched() && cases++ % of != 0;
+  return test_is_watched() && cases++ % of != 0;
 }
 
 /* ---- pairs ---- */
