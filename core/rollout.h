@@ -47,9 +47,8 @@ typedef struct Rollout {
   float *scores; /* [n_seqs] */
   uint8_t *kept; /* [n_tokens, (V + 7) / 8] bits of the ids that each token was drawn from, bit id %
                     8 of byte id / 8; NULL where log-probabilities are of the whole softmax */
-  int kept_width;          /* bytes */
-  unsigned have;           /* RolloutField bits */
-  uint64_t policy_version; /* optimizer steps of the actor whose weights generated it */
+  int kept_width; /* bytes */
+  unsigned have;  /* RolloutField bits */
 } Rollout;
 
 /* Allocates for the given lengths; all per-token arrays zeroed, have = 0. */

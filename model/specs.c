@@ -14,8 +14,6 @@ typedef struct SpecList {
   float init_std;
 } SpecList;
 
-enum { ROWS = 0, COLUMNS = 1, REPLICATED = -1 };
-
 static int spec_add(SpecList *l, ParamSpec s, const char *name) {
   snprintf(s.name, sizeof s.name, "%s", name);
   s.unit = l->unit;
@@ -24,29 +22,22 @@ static int spec_add(SpecList *l, ParamSpec s, const char *name) {
   return l->n++;
 }
 
-static int add_matrix(SpecList *l, const char *name, int64_t out, int64_t in, int tp, bool joined) {
-  return spec_add(l,
-                  (ParamSpec){.ndim = 2,
-                              .dim = {out, in},
-                              .tp_axis = tp,
-                              .decay = true,
-                              .joined = joined,
-                              .init = INIT_NORMAL},
-                  name);
-}
-
-static int add_vector(SpecList *l, const char *name, int64_t n, int tp, bool joined,
-                      ParamInit init) {
+static int add_matrix(SpecList *l, const char *name, int64_t out, int64_t in, bool joined) {
   return spec_add(
-      l, (ParamSpec){.ndim = 1, .dim = {n, 1}, .tp_axis = tp, .joined = joined, .init = init},
+      l,
+      (ParamSpec){
+          .ndim = 2, .dim = {out, in}, .decay = true, .joined = joined, .init = INIT_NORMAL},
       name);
 }
 
-static int add_named(SpecList *l, const char *name, const char *end, int64_t out, int64_t in,
-                     int tp) {
+static int add_vector(SpecList *l, const char *name, int64_t n, bool joined, ParamInit init) {
+  return spec_add(l, (ParamSpec){.ndim = 1, .dim = {n, 1}, .joined = joined, .init = init}, name);
+}
+
+static int add_named(SpecList *l, const char *name, const char *end, int64_t out, int64_t in) {
   char full[96];
   snprintf(full, sizeof full, "%s.%s", name, end);
-  return add_matrix(l, full, out, in, tp, false);
+  return add_matrix(l, full, out, in, false);
 }
 
 /* Several projections that are one GEMM: rows "PREFIX NAME.weight" (or .bias), where NAME is the
@@ -67,21 +58,21 @@ static int add_group(SpecList *l, const char *prefix, const Group *g, bool bias)
     else
       snprintf(name, sizeof name, "%s%s.%s", prefix, g->names[i], end);
     if (bias)
-      add_vector(l, name, g->out[i], ROWS, i > 0, INIT_ZEROS);
+      add_vector(l, name, g->out[i], i > 0, INIT_ZEROS);
     else
-      add_matrix(l, name, g->out[i], g->in, ROWS, i > 0);
+      add_matrix(l, name, g->out[i], g->in, i > 0);
   }
   return first;
 }
 
-/* A projection back to the residual stream: cut by columns, so its bias is replicated. */
+/* A projection back to the residual stream. */
 static void add_output(SpecList *l, const char *prefix, const char *name, int64_t out, int64_t in,
                        bool bias, int *weight_at, int *bias_at) {
   char full[96];
   snprintf(full, sizeof full, "%s%s.weight", prefix, name);
-  *weight_at = add_matrix(l, full, out, in, COLUMNS, false);
+  *weight_at = add_matrix(l, full, out, in, false);
   snprintf(full, sizeof full, "%s%s.bias", prefix, name);
-  *bias_at = bias ? add_vector(l, full, out, REPLICATED, false, INIT_ZEROS) : -1;
+  *bias_at = bias ? add_vector(l, full, out, false, INIT_ZEROS) : -1;
 }
 
 static NormParams add_norm(SpecList *l, const char *prefix, const char *name, int64_t n,
@@ -89,9 +80,9 @@ static NormParams add_norm(SpecList *l, const char *prefix, const char *name, in
   NormParams p = {.bias = -1};
   char full[96];
   snprintf(full, sizeof full, "%s%s.weight", prefix, name);
-  p.weight = add_vector(l, full, n, REPLICATED, false, INIT_ONES);
+  p.weight = add_vector(l, full, n, false, INIT_ONES);
   snprintf(full, sizeof full, "%s%s.bias", prefix, name);
-  if (kind == NORM_LAYER) p.bias = add_vector(l, full, n, REPLICATED, false, INIT_ZEROS);
+  if (kind == NORM_LAYER) p.bias = add_vector(l, full, n, false, INIT_ZEROS);
   return p;
 }
 
@@ -133,12 +124,12 @@ static void add_block(SpecList *l, const ModelConfig *c, int layer, BlockParams 
 static void add_embeddings(SpecList *l, const ModelConfig *c, ModelParams *p) {
   const Family *f = family_of(c);
   int64_t width = embed_width(c), rows = (int64_t)c->max_positions + f->position_offset;
-  p->embedding = add_named(l, f->names->embedding, "weight", c->vocab_size, width, ROWS);
+  p->embedding = add_named(l, f->names->embedding, "weight", c->vocab_size, width);
   p->positions = p->project_in = -1;
   if (c->rope == ROPE_NONE)
-    p->positions = add_named(l, f->names->positions, "weight", rows, c->hidden, REPLICATED);
+    p->positions = add_named(l, f->names->positions, "weight", rows, c->hidden);
   if (width != c->hidden)
-    p->project_in = add_named(l, f->names->project_in, "weight", c->hidden, width, REPLICATED);
+    p->project_in = add_named(l, f->names->project_in, "weight", c->hidden, width);
 }
 
 static void add_head(SpecList *l, const ModelConfig *c, HeadKind head, ModelParams *p) {
@@ -148,14 +139,14 @@ static void add_head(SpecList *l, const ModelConfig *c, HeadKind head, ModelPara
   p->head = (HeadParams){.norm = {-1, -1}, .project_out = -1, .bias = -1};
   if (has_final_norm(c)) p->head.norm = add_norm(l, "", t->final_norm, c->hidden, c->norm);
   if (width != c->hidden)
-    p->head.project_out = add_named(l, t->project_out, "weight", width, c->hidden, REPLICATED);
+    p->head.project_out = add_named(l, t->project_out, "weight", width, c->hidden);
   if (head == HEAD_SCALAR) {
-    p->head.weight = add_matrix(l, "score.weight", 1, width, REPLICATED, false);
-    if (c->score_bias) p->head.bias = add_vector(l, "score.bias", 1, REPLICATED, false, INIT_ZEROS);
+    p->head.weight = add_matrix(l, "score.weight", 1, width, false);
+    if (c->score_bias) p->head.bias = add_vector(l, "score.bias", 1, false, INIT_ZEROS);
   } else if (c->tied_head) {
     p->head.weight = p->embedding;
   } else {
-    p->head.weight = add_matrix(l, "lm_head.weight", c->vocab_size, width, ROWS, false);
+    p->head.weight = add_matrix(l, "lm_head.weight", c->vocab_size, width, false);
   }
 }
 

@@ -65,7 +65,6 @@ int ppo_generate(Ppo *p, const PromptPick *pick, const GenParams *gen, Rollout *
     if (gen->keep)
       rollout_share_kept(ranks, *out, share.owner, share.result,
                          (model_config(p->actor)->vocab_size + 7) / 8);
-    (*out)->policy_version = (uint64_t)zeropp_steps(model_zero(p->actor));
     ppo_count(p, *out, NULL, n);
     rollout_share_free(&share);
   }

@@ -162,6 +162,8 @@ void layout_free(ZeroPP *z);
 /* The flat range of a parameter that a rank owns where pieces are cut between blocks. */
 void layout_piece(const ParamSpec *s, int64_t cut, int nodes, int local, int node, int local_rank,
                   int64_t *start, int64_t *count);
+/* Rows of a slice of so many. */
+void layout_rows(int64_t rows, int local, int local_rank, int64_t *first, int64_t *count);
 /* Bytes before slice `local_rank` in a message. */
 size_t message_slice_at(const ZeroPP *z, const Message *m, int local_rank);
 /* Bytes of piece `node` of slice `local_rank`, and of all pieces of a slice, [nodes]. */
@@ -235,6 +237,10 @@ void gather_replicate(ZeroPP *z, StateKind kind);
 void gather_restore_master(ZeroPP *z);
 /* How this version will be refreshed is settled: part of the state that is saved. Collective. */
 void gather_settle(ZeroPP *z);
+/* Secondaries of this version; nothing without hpZ. Collective. */
+void gather_refresh(ZeroPP *z);
+/* How many of the first units may be gathered while a step still updates those behind them. */
+int gather_early_units(const ZeroPP *z);
 
 /* refresh_rule.c: how a unit's refresh travels: what changed, its BF16 weights, or as qwz says. */
 typedef enum RefreshForm { REFRESH_CHANGES, REFRESH_EXACT, REFRESH_CODED } RefreshForm;
@@ -291,11 +297,6 @@ bool peers_start(ZeroPP *z, Unit *u);
  * ticket. */
 CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char *full);
 
-/* gather.c: secondaries of this version; nothing without hpZ. Collective. */
-void gather_refresh(ZeroPP *z);
-/* How many of the first units may be gathered while a step still updates those behind them. */
-int gather_early_units(const ZeroPP *z);
-
 /* rollout.c. _serves: weights come out of the rollout's own buffers. _take: a unit's message came
  * in; its codes are kept where they are wanted. */
 bool rollout_serves(const ZeroPP *z);
@@ -303,9 +304,6 @@ void rollout_open(ZeroPP *z, Unit *u);
 void rollout_close(ZeroPP *z, Unit *u);
 void rollout_take(ZeroPP *z, Unit *u, MessageKind kind, char *message);
 Tensor rollout_weight(const ZeroPP *z, int param, int n);
-
-/* layout.c: rows of a slice of so many. */
-void layout_rows(int64_t rows, int local, int local_rank, int64_t *first, int64_t *count);
 
 /* reduce.c: everything that was reduced arrives in the gradient shards. Collective. */
 void reduce_finish(ZeroPP *z);

@@ -52,9 +52,7 @@ typedef struct ParamSpec {
   int unit;       /* 0.. ascending */
   int ndim;       /* 1 or 2 */
   int64_t dim[2]; /* [out, in] for matrices; unused 1 */
-  int tp_axis; /* tensor-parallel axis: 0 rows (q, k, v, gate, up, embedding), 1 columns (o, down),
-                  -1 replicated */
-  bool decay;  /* weight decay applies (matrices, embeddings included) */
+  bool decay;     /* weight decay applies (matrices, embeddings included) */
   bool joined; /* directly behind the previous parameter in memory, so that q, k, v (and gate, up)
                   form one matrix for one GEMM; the first of a group is 128-byte aligned */
   ParamInit init;
