@@ -184,6 +184,45 @@ static void refusals_name_the_key(void **state) {
   }
 }
 
+/* How many messages a grid has on their way: two reductions where one can travel while the next is
+ * written, and one gather more between nodes of GPUs, which have two chains of collectives. */
+static void ways_of_a_grid(void **state) {
+  (void)state;
+  const ZeroPPConfig f32 = {.stage = 3, .trainable = true, .prefetch = 1};
+  ZeroPPConfig bf16 = f32, at_once = f32, coded = f32, hpz = f32;
+  bf16.compute = coded.compute = hpz.compute = at_once.compute = DT_BF16;
+  at_once.prefetch = 0;
+  coded.qwz = WIRE_INT8;
+  hpz.hpz = HPZ_ON;
+  const struct {
+    const ZeroPPConfig *cfg;
+    int nodes, local, flights, ahead;
+    bool direct, keeps_full; /* matrices straight into their places; full weights stay */
+  } cases[] = {
+      {&f32, 1, 4, 2, 1, false, false},   {&f32, 2, 2, 2, 1, false, false},
+      {&bf16, 1, 4, 1, 1, true, false},   {&bf16, 2, 2, 2, 2, false, false},
+      {&bf16, 4, 1, 2, 2, false, false},  {&at_once, 2, 2, 2, 0, false, false},
+      {&coded, 1, 4, 1, 1, false, false}, {&coded, 2, 2, 2, 2, false, false},
+      {&hpz, 1, 4, 1, 1, true, false},    {&hpz, 2, 2, 2, 2, false, false},
+      {&hpz, 4, 1, 2, 2, false, true},    {&bf16, 1, 1, 1, 1, false, false},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Grid g = {
+        .world = cases[i].nodes * cases[i].local, .nodes = cases[i].nodes, .local = cases[i].local};
+    ParamSpec specs[TEST_PARAMS];
+    test_specs(specs);
+    ZeroPP z = {
+        .grid = &g, .cfg = engine_config(cases[i].cfg), .specs = specs, .n_params = TEST_PARAMS};
+    layout_build(&z);
+    bool well = z.flights == cases[i].flights && z.ahead == cases[i].ahead &&
+                z.direct == cases[i].direct && z.keeps_full == cases[i].keeps_full;
+    layout_free(&z);
+    if (!well)
+      fail_msg("case %zu: %d flights, %d ahead, direct %d, keeps %d", i, z.flights, z.ahead,
+               z.direct, z.keeps_full);
+  }
+}
+
 /* What GPUs keep and what they do not, by arithmetic. */
 static void the_plan_follows_the_types(void **state) {
   (void)state;
@@ -221,6 +260,7 @@ static void the_plan_follows_the_types(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(refusals_name_the_key),
+    cmocka_unit_test(ways_of_a_grid),
     cmocka_unit_test(the_plan_follows_the_types),
     cmocka_unit_test(every_element_has_one_owner),
     cmocka_unit_test(blocks_have_one_owner),

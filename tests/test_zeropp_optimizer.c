@@ -5,7 +5,7 @@
 
 #include "tests/test.h"
 #include "tests/zeropp_test.h"
-#include "zeropp/zeropp.h"
+#include "zeropp/internal.h"
 
 enum { STEPS = 10, ELEMENTS = 1600 /* of the largest parameter, and more */ };
 
@@ -249,6 +249,14 @@ static int wrong_slices(ZeroPP *z, float *rows) {
   return wrong;
 }
 
+/* How many units are on their way; they are the first ones. */
+static int under_way(const ZeroPP *z) {
+  int n = 0;
+  while (n < z->n_units && z->units[n].gather.active) n++;
+  for (int u = n; u < z->n_units; u++) assert_false(z->units[u].gather.active);
+  return n;
+}
+
 /* The first units are under way when a step returns: they bring its weights, to a rollout too, and
  * those that are written then are newer. */
 static void check_early_units(int local) {
@@ -263,6 +271,7 @@ static void check_early_units(int local) {
       for (int step = 0; step < 3; step++) {
         set_shards(m.z, STATE_GRAD, step);
         assert_false(zeropp_step(m.z, adam, 0).skipped);
+        assert_int_equal(under_way(m.z), launch_world() == 1 ? 0 : ahead == 1 ? 2 : TEST_UNITS);
         if (step == 1) zeropp_weights_written(m.z);
         assert_int_equal(wrong_slices(m.z, rows), 0);
       }
