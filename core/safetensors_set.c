@@ -120,6 +120,23 @@ static StSet *open_index(const char *dir, const char *path, Error *err) {
   return s;
 }
 
+/* Other programs' forms of weights, and what to do about them. */
+static void no_weights(const char *dir, Error *err) {
+  static const struct {
+    const char *file, *hint;
+  } others[] = {
+      {"adapter_model.safetensors", "merge the adapter into its model, and save that"},
+      {"pytorch_model.bin", "save the model as safetensors"},
+      {"pytorch_model.bin.index.json", "save the model as safetensors"},
+  };
+  error_set(err, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    char *path = fs_join(dir, others[i].file);
+    if (fs_exists(path)) error_set(err, "%s: cannot be read; %s", path, others[i].hint);
+    free(path);
+  }
+}
+
 StSet *stset_open(const char *dir, Error *err) {
   char *single = fs_join(dir, "model.safetensors");
   char *index = fs_join(dir, "model.safetensors.index.json");
@@ -131,7 +148,7 @@ StSet *stset_open(const char *dir, Error *err) {
   else if (!fs_is_dir(dir))
     error_set(err, "%s: is not a folder; expected a checkpoint folder", dir);
   else
-    error_set(err, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+    no_weights(dir, err);
   free(single);
   free(index);
   return s;

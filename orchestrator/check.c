@@ -27,8 +27,14 @@ static int check_tokenizer(Session *s, Error *err) {
     return check_note(err, "%s: tokenizer.path: expected one, since the actor is not a folder",
                       r->file);
   s->tokenizer = tokenizer_load(path, &why);
-  if (!s->tokenizer) return check_note(err, "%s", why.msg);
-  return 0;
+  if (s->tokenizer) return 0;
+  if (r->tokenizer.path[0]) return check_note(err, "tokenizer.path: %s", why.msg);
+  /* Where the folder is no model either, that is what is wrong. */
+  ModelOptions o = {.head = HEAD_LM};
+  ModelConfig config;
+  Error model = {""};
+  bool no_model = model_check(path, &o, &config, &model) != 0;
+  return check_note(err, "models.actor: %s", no_model ? model.msg : why.msg);
 }
 
 int check_all(Session *s, Error *err) {

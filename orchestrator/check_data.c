@@ -38,6 +38,13 @@ static int64_t prompt_room(const Session *s) {
   return least - s->recipe->rollout.max_new_tokens;
 }
 
+/* A step that sees examples twice is small data's right, but seldom what is meant. */
+static void note_batch(const char *key, int64_t batch, const char *what, int n) {
+  if (batch > n)
+    log_warn("%s: %lld a step, and %s has %d: a step takes some more than once", key,
+             (long long)batch, what, n);
+}
+
 static int check_sft(Session *s, Error *err) {
   TrainData *d = &s->data;
   DataReport rep = {0};
@@ -46,6 +53,7 @@ static int check_sft(Session *s, Error *err) {
                     &why))
     return check_note(err, "%s", why.msg);
   note_data("data.sft", d->sft.n, d->sft_held.n, &rep);
+  note_batch("batch.sft", s->recipe->batch.sft, "data.sft", d->sft.n);
   if (d->sft.n == 0) return check_note(err, "%s: no example to train on", s->recipe->data.sft.path);
   s->longest[STAGE_SFT] =
       max_int(longest(d->sft.offsets, d->sft.n), longest(d->sft_held.offsets, d->sft_held.n));
@@ -60,6 +68,7 @@ static int check_pairs(Session *s, Error *err) {
                       &rep, &why))
     return check_note(err, "%s", why.msg);
   note_data("data.preference", d->pairs.n, d->pairs_held.n, &rep);
+  note_batch("batch.reward", s->recipe->batch.reward, "data.preference", d->pairs.n);
   if (d->pairs.n == 0)
     return check_note(err, "%s: no pair to train on", s->recipe->data.preference.path);
   s->longest[STAGE_REWARD] = max_int(longest(d->pairs.offsets, 2 * d->pairs.n),

@@ -157,16 +157,33 @@ static int run_stages(Session *s, int first, Error *err) {
   return comm_agree(s->grid->all, rc, err);
 }
 
+/* Nothing is left of a run that has ended but its results: with another recipe it would not do what
+ * was asked. */
+static int already_ended(Session *s, Error *err) {
+  const char *dir = s->recipe->run.directory;
+  int rc = 0;
+  if (s->changes[0])
+    rc = error_set(err,
+                   "%s: the run has ended already, and not with this recipe (another %s); a new "
+                   "run, in a directory of "
+                   "its own, can start from its models",
+                   dir, s->changes);
+  else
+    log_info("%s: the run has ended already: nothing left to do", dir);
+  return comm_agree(s->grid->all, rc, err);
+}
+
 static int run(Session *s, bool resume, Error *err) {
   if (check_all(s, err) || rundir_open(s, resume, err)) return -1;
   s->resumes = resume;
   if (resume && find_checkpoint(s, err)) return -1;
   int first = first_stage(s, err);
   if (first < 0) return -1;
-  if (first == s->recipe->n_stages) {
-    log_info("%s: the run has ended already: nothing left to do", s->recipe->run.directory);
-    return 0;
-  }
+  if (first == s->recipe->n_stages) return already_ended(s, err);
+  if (s->changes[0])
+    log_warn(
+        "the recipe is not the one this run began with (%s/recipe.yaml): going on with another %s",
+        s->recipe->run.directory, s->changes);
   return run_stages(s, first, err);
 }
 

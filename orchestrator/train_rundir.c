@@ -43,13 +43,12 @@ static int write_recipe(const Recipe *r, Error *err) {
   return rc;
 }
 
-static int compare_recipe(const Recipe *r, const char *path, Error *err) {
+static int compare_recipe(Session *s, const char *path, Error *err) {
   size_t len, old_len;
   char *old = fs_read(path, &old_len, err);
   if (!old) return -1;
-  char *text = recipe_text(r, &len);
-  if (old_len != len || memcmp(old, text, len) != 0)
-    log_warn("the recipe is not the one this run began with (%s): going on with the new one", path);
+  char *text = recipe_text(s->recipe, &len);
+  recipe_changes(old, old_len, text, len, s->changes, sizeof s->changes);
   free(text);
   free(old);
   return 0;
@@ -70,10 +69,11 @@ static int lock(const char *dir, int *fd, Error *err) {
   return 0;
 }
 
-static int prepare(const Recipe *r, bool resume, int *fd, Error *err) {
+static int prepare(Session *s, bool resume, Error *err) {
+  const Recipe *r = s->recipe;
   const char *dir = r->run.directory;
   char *recipe = fs_join(dir, "recipe.yaml"), *samples = fs_join(dir, "samples");
-  int rc = lock(dir, fd, err);
+  int rc = lock(dir, &s->lock, err);
   if (rc == 0 && resume && !fs_exists(recipe))
     rc = error_set(err, "%s: nothing to resume: no recipe.yaml of an earlier run", dir);
   if (rc == 0 && !resume && r->run.overwrite)
@@ -91,16 +91,15 @@ static int prepare(const Recipe *r, bool resume, int *fd, Error *err) {
     free(found);
   }
   if (rc == 0) rc = fs_make_dirs(samples, err); /* before recipe.yaml: train_overwrite.c */
-  if (rc == 0) rc = lock(dir, fd, err);
-  if (rc == 0) rc = resume ? compare_recipe(r, recipe, err) : write_recipe(r, err);
+  if (rc == 0) rc = lock(dir, &s->lock, err);
+  if (rc == 0) rc = resume ? compare_recipe(s, recipe, err) : write_recipe(r, err);
   free(recipe);
   free(samples);
   return rc;
 }
 
 int rundir_open(Session *s, bool resume, Error *err) {
-  return comm_agree(s->grid->all,
-                    s->grid->rank == 0 ? prepare(s->recipe, resume, &s->lock, err) : 0, err);
+  return comm_agree(s->grid->all, s->grid->rank == 0 ? prepare(s, resume, err) : 0, err);
 }
 
 int rundir_resumed(Session *s, Error *err) {

@@ -39,8 +39,10 @@ typedef struct Session {
   int64_t kv_tokens; /* of the rollout's KV cache, from the memory plan */
 
   /* train_run: */
-  bool resumes; /* until its first stage goes on */
-  int lock;     /* rank 0: what keeps others out of the run directory; -1: none */
+  bool resumes;      /* until its first stage goes on */
+  int lock;          /* rank 0: what keeps others out of the run directory; -1: none */
+  char changes[640]; /* rank 0, resumed: keys in which the recipe is not the one of the run; "":
+                        none */
   Report *report;
   TrainState state;
   char
@@ -87,6 +89,10 @@ int model_store(Session *s, Model *m, const char *name, StateKind kind, const js
 int rundir_open(Session *s, bool resume, Error *err);
 int rundir_resumed(Session *s, Error *err);
 void rundir_close(Session *s);
+/* Names of keys in which two printed recipes differ, the first few: "ppo.steps, run.seed and 3
+ * more"; "" where they do not (train_changes.c). */
+void recipe_changes(const char *old, size_t old_len, const char *new, size_t new_len, char *out,
+                    size_t size);
 /* run.overwrite (train_overwrite.c): refused where the directory holds no run but things of the
  * names that a run writes, and where this run reads what would be removed. 0 where nothing is to be
  * overwritten. */

@@ -98,8 +98,19 @@ static int one_step(Session *s, Stage *stage, Error *err) {
   return 0;
 }
 
+/* A resumed run must not end, and its moments be gone, because somebody mistook steps in all for
+ * steps to come. */
+static int check_steps(const Stage *stage, int64_t made, Error *err) {
+  if (made <= stage->steps) return 0;
+  return error_set(err,
+                   "%lld steps are made, and the recipe comes to %lld; expected %lld, which end "
+                   "the stage here, or more",
+                   (long long)made, (long long)stage->steps, (long long)made);
+}
+
 int stage_run(Session *s, Stage *stage, Error *err) {
   TrainState *at = &s->state;
+  if (check_steps(stage, at->step, err)) return -1;
   if (s->resume_from &&
       checkpoint_load_models(s->grid, s->resume_from, stage->models, stage->n_models, err))
     return -1;

@@ -51,6 +51,8 @@ broken cut 'cut/model.safetensors'
 ok "the config is shown all the same" says family llama
 copy weightless && rm weightless/model.safetensors
 broken weightless 'weightless'
+copy torch && mv torch/model.safetensors torch/pytorch_model.bin
+broken torch 'torch/pytorch_model.bin: cannot be read; save the model as safetensors'
 copy configless && rm configless/config.json
 broken configless 'configless/config.json'
 ok "its tensors are shown all the same" says tensors '47 with'

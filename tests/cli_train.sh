@@ -267,6 +267,12 @@ in_use() { fails 'one: not empty' train 1 one && [ "$(wc -l <one/metrics.jsonl)"
 ok "a directory in use is refused" in_use
 ended() { train 1 one --resume && grep -q 'has ended already' err; }
 ok "resuming an ended run says so" ended
+longer() { # asked for what it does not do, it does not end as if it had
+  cp one/recipe.yaml had.yaml
+  fails 'one: the run has ended already, and not with this recipe (another rewards.1.weight, ppo.steps)' \
+    train 2 one --resume --set ppo.steps=9 --set rewards.1.weight=2 && cmp one/recipe.yaml had.yaml
+}
+ok "and with another recipe is refused" longer
 ok "nothing to resume is an error" fails 'nothing to resume' train 1 nowhere --resume
 train 1 reading --set stages='[sft]' --set sft.steps=1
 again() {
@@ -337,6 +343,11 @@ half_written() {
     slow 1 copy1 --resume && grep -q 'not whole' err && same_run plain1 copy1
 }
 ok "a half-written checkpoint is passed over" half_written
+fewer() { # steps of the whole stage, mistaken for those to come, would end it
+  fails '[0-9] steps are made, and the recipe comes to 1; expected [0-9]' train 1 hurt --resume --set ppo.steps=1 --set rewards=null &&
+    grep -q 'warning: the recipe is not the one this run began with (hurt/recipe.yaml): going on with another ppo.steps, ppo.eval_every, rewards.1.kind, rewards.1.weight and 2 more$' err
+}
+ok "fewer steps than are made are refused, and changes of the recipe named" fewer
 damaged() { # a checkpoint of which a byte was lost; the run keeps the recipe that it has
   local file recipe
   recipe=$(cat hurt/recipe.yaml)
@@ -435,4 +446,11 @@ check_all_at_once() {
   [ $? = 1 ] && grep -q gone.jsonl err && grep -q lost.jsonl err && [ ! -s out ]
 }
 ok "check names all problems at once" check_all_at_once
+check_gone() { "$rlhf" check tiny.yaml --set models.actor=gone --set tokenizer=null >out 2>err; }
+check_hints() {
+  "$rlhf" check tiny.yaml --set batch.sft=58 --set batch.reward=28 2>&1 | grep '^rlhf: warning' >err
+  [ "$(cat err)" = 'rlhf: warning: batch.sft: 58 a step, and data.sft has 57: a step takes some more than once' ] &&
+    fails "models.actor: $tmp/gone: no such folder" check_gone
+}
+ok "and warns of a step that sees examples twice" check_hints
 echo "1..$number"
