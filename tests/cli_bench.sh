@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # rlhf bench zeropp from the outside: what it counts is what the modes promise, also over bench/slow_network.sh, which
-# leaves nothing behind.
-# alone: it measures, and makes network namespaces.
+# leaves nothing behind. Of times it has lower bounds only: other tests may run beside it.
 . tests/tap.sh
 cat >tiny.json <<END
 {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "vocab_size": 64,
