@@ -1,6 +1,7 @@
 /* Rollout on several ranks: the requests are dealt out, some ranks get none, and every sample is
  * what one rank alone makes of it. An error on one rank is an error on all.
  * ranks: 1 2 3 4 */
+#include "generation/pool.h"
 #include "tests/generation_test.h"
 
 enum { N = 13, NEW = 30 };
@@ -90,9 +91,38 @@ static void test_error_on_one_rank(void **state) {
   world_close(&w);
 }
 
+/* One rank has all, of which it has begun two: the others get what makes them even, the last first,
+ * and nothing moves that would make them no more even. All ranks know whose each is. */
+static void test_dealing_makes_even(void **state) {
+  (void)state;
+  Error err = {""};
+  Grid *g = grid_create(0, &err);
+  int last = g->local - 1;
+  GenRequest req[N] = {{.prompt_len = 1}};
+  GenResult out[N] = {{.n = 0}};
+  int32_t owner[N], before[N], limits[N] = {0}, kept = 0;
+  for (int i = 0; i < N; i++) owner[i] = last, out[i].n = i < 2;
+  Scheduler s = sched_create(NULL, req, out, limits, N, owner, g->local_rank, N, 1);
+  Pool p = {.group = g->intra, .owner = owner, .open = true};
+  assert_false(pool_deal(&p, &s, 5, false));
+  for (int i = 0; i < N; i++) kept += owner[i] == g->local_rank;
+  assert_int_equal(s.n_waiting, kept);
+  assert_in_range(kept, N / g->local, (N + g->local - 1) / g->local);
+  for (int i = 0; i < N / g->local; i++) assert_int_equal(owner[i], last); /* the first stay */
+  for (int k = 1; k < kept; k++) assert_true(s.waiting[k - 1] > s.waiting[k]);
+  memcpy(before, owner, sizeof owner);
+  assert_false(pool_deal(&p, &s, 6, false));
+  assert_memory_equal(owner, before, sizeof owner);
+  assert_true(p.open && !pool_is_due(&p, &s, 6 + 31) && pool_is_due(&p, &s, 6 + 32));
+  assert_int_equal(pool_deal(&p, &s, 7, g->local_rank == last), true);
+  sched_destroy(&s);
+  grid_free(g);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_any_deal),
     cmocka_unit_test(test_any_world),
     cmocka_unit_test(test_error_on_one_rank),
+    cmocka_unit_test(test_dealing_makes_even),
 };
 TEST_MAIN(tests)

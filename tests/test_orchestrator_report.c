@@ -158,6 +158,37 @@ static void bytes_are_those_that_moved(void **state) {
   rig_close(&rig);
 }
 
+/* What a collective takes while its rank does something else is hidden, what it waits for is not;
+ * a phase has both, of all kinds. */
+static void seconds_are_told_apart(void **state) {
+  (void)state;
+  Rig rig = rig_open("seconds", 0);
+  Error err = {""};
+  comm_queue_start();
+  report_stage(rig.report, "ppo", 0, 1);
+  report_phase(rig.report, PH_ROLLOUT);
+  char mine = 1, all[8];
+  double x = 1;
+  size_t each[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+  CommTicket t = comm_start_all_gather(rig.grid->all, &mine, all, each);
+  usleep(5000);
+  comm_wait(t);
+  comm_all_reduce_f64(rig.grid->all, &x, 1, false);
+  report_phase(rig.report, PH_OTHER);
+  assert_int_equal(report_step(rig.report, 1, 1, &err), 0);
+  const PhaseTotals *p = &report_totals(rig.report)->phase[PH_ROLLOUT];
+  double waited = 0, hidden = 0;
+  for (CollKind k = 0; k < COLL_KINDS; k++) {
+    waited += p->traffic.of[k].seconds;
+    hidden += p->traffic.of[k].hidden_seconds;
+  }
+  bool several = rig.grid->world > 1;
+  assert_true(several ? waited > 0 && hidden > 0 : waited == 0 && hidden == 0);
+  assert_true(fabs(p->comm_seconds - waited) < 1e-9 && fabs(p->hidden_seconds - hidden) < 1e-9);
+  comm_queue_stop();
+  rig_close(&rig);
+}
+
 /* A resumed run cuts off the lines it is going to write again, and goes on counting. */
 static void resuming_cuts_and_goes_on(void **state) {
   (void)state;
@@ -354,6 +385,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(phases_add_up_to_the_step),
     cmocka_unit_test(prompts_are_not_generated_tokens),
     cmocka_unit_test(bytes_are_those_that_moved),
+    cmocka_unit_test(seconds_are_told_apart),
     cmocka_unit_test(resuming_cuts_and_goes_on),
     cmocka_unit_test(a_shortened_file_is_refused),
     cmocka_unit_test(the_table_counts_what_it_says),
