@@ -71,16 +71,15 @@ int bench_model(const char *path, const char **name, ModelConfig *c, Error *err)
 
 /* Weights of the right size: a few thousand normal numbers over and over, since billions of them
  * would take longer than the benchmark. */
-static void fill_param(ZeroPP *z, int param, const float *normal, int64_t n_normal) {
+static void fill_param(ZeroPP *z, int param, const float *normal, float *scaled, int64_t n) {
   const ParamSpec *s = zeropp_spec(z, param);
-  int64_t start, count;
-  float *w = zeropp_shard(z, STATE_MASTER, param, &start, &count);
-#pragma omp parallel for
-  for (int64_t i = 0; i < count; i++) {
-    float x = s->init == INIT_ONES ? 1 : 0;
-    w[i] = s->init == INIT_NORMAL ? s->init_std * normal[(start + i) % n_normal] : x;
+  const float one = 1, zero = 0;
+  if (s->init != INIT_NORMAL) {
+    zeropp_init_repeated(z, param, s->init == INIT_ONES ? &one : &zero, 1);
+    return;
   }
-  zeropp_shard_written(z, STATE_MASTER, param);
+  for (int64_t i = 0; i < n; i++) scaled[i] = s->init_std * normal[i];
+  zeropp_init_repeated(z, param, scaled, n);
 }
 
 Model *bench_model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c,
@@ -88,9 +87,9 @@ Model *bench_model_create(Device *d, Grid *g, Arena *arena, const ModelConfig *c
   enum { NORMALS = 65521 }; /* prime: rows of a matrix differ */
   Model *m = model_new(d, g, arena, c, o);
   ZeroPP *z = model_zero(m);
-  float *normal = mem_alloc(NORMALS, sizeof *normal);
-  for (uint64_t i = 0; i < NORMALS; i++) normal[i] = rng_normal(SEED, o->seed, i);
-  for (int p = 0; p < zeropp_n_params(z); p++) fill_param(z, p, normal, NORMALS);
+  float *normal = mem_alloc(2 * NORMALS, sizeof *normal);
+  rng_normals(SEED, o->seed, 0, NORMALS, normal);
+  for (int p = 0; p < zeropp_n_params(z); p++) fill_param(z, p, normal, normal + NORMALS, NORMALS);
   free(normal);
   zeropp_weights_written(z);
   return m;

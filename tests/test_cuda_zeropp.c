@@ -296,9 +296,22 @@ static void check_frozen(void) {
   gpu_config = kept;
 }
 
+static void compare_repeated(Engines e) {
+  float x[100];
+  for (int i = 0; i < 100; i++) x[i] = 0.5f * (float)i;
+  for (int p = 0; p < TEST_PARAMS; p++) {
+    zeropp_init_repeated(e.cpu, p, x, 1 + 33 * (p % 4)); /* of few as of many */
+    zeropp_init_repeated(e.gpu, p, x, 1 + 33 * (p % 4));
+  }
+  zeropp_weights_written(e.cpu);
+  zeropp_weights_written(e.gpu);
+  compare_kind(e.cpu, e.gpu, STATE_MASTER, "repeated numbers", 0);
+}
+
 static void check_mode(void) {
   size_t before = device_bytes(twins()->gpu);
   Engines e = engines();
+  compare_repeated(e);
   for (int version = 0; version < 2; version++) {
     if (version == 1) zeropp_prefetch(e.gpu, 0); /* for naught: new weights come */
     set_weights(e.cpu, 0.25f * (float)version);

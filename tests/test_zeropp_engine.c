@@ -109,6 +109,24 @@ static void random_weights_do_not_depend_on_ranks(void **state) {
   for_each_grid(check_random);
 }
 
+static void check_repeated(int local) {
+  TestModel m = test_model(local, false);
+  const float x[7] = {3, 1, 4, 1.5F, 9, 2, 6};
+  for (int p = 0; p < TEST_PARAMS; p++) zeropp_init_repeated(m.z, p, x, 1 + p % 7);
+  zeropp_weights_written(m.z);
+  zeropp_gather_all(m.z);
+  for (int p = 0; p < TEST_PARAMS; p++)
+    for (int64_t i = 0; i < shape_numel(p); i++)
+      assert_true(tensor_f32(zeropp_weight(m.z, p))[i] == x[i % (1 + p % 7)]);
+  zeropp_release_all(m.z);
+  test_model_free(&m);
+}
+
+static void repeated_weights_do_not_depend_on_ranks(void **state) {
+  (void)state;
+  for_each_grid(check_repeated);
+}
+
 static void check_stale(int local) {
   TestModel m = test_model(local, true), copy = test_model(local, false);
   test_fill(m.z, STATE_MASTER);
@@ -352,6 +370,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(shards_are_what_the_layout_says),
     cmocka_unit_test(gather_returns_the_masters),
     cmocka_unit_test(random_weights_do_not_depend_on_ranks),
+    cmocka_unit_test(repeated_weights_do_not_depend_on_ranks),
     cmocka_unit_test(new_weights_reach_the_next_gather),
     cmocka_unit_test(reduce_sums_ranks_and_micro_batches),
     cmocka_unit_test(a_gradient_may_stay_open),

@@ -135,6 +135,40 @@ void zeropp_init_random(ZeroPP *z, uint64_t seed) {
   zeropp_weights_written(z);
 }
 
+/* Elements start .. start + count of what repeats x. */
+static void repeat(Device *d, const float *x, int64_t n, int64_t start, int64_t count, float *w) {
+#pragma omp parallel for num_threads(device_threads(d)) schedule(static) if (count > PARALLEL_MIN)
+  for (int64_t first = 0; first < count; first += PARALLEL_MIN) {
+    int64_t end = count - first < PARALLEL_MIN ? count : first + PARALLEL_MIN;
+    int64_t at = (start + first) % n;
+    for (int64_t i = first; i < end; i++, at = at + 1 < n ? at + 1 : 0) w[i] = x[at];
+  }
+}
+
+/* On a device with its own memory what is there already is doubled until all is. */
+void zeropp_init_repeated(ZeroPP *z, int p, const float *x, int64_t n) {
+  enum { FEW = 64 }; /* not worth a copy */
+  require(p >= 0 && p < z->n_params && n > 0);
+  const int64_t start = z->place[p].start, count = z->place[p].count;
+  gather_restore_master(z);
+  if (count == 0) return;
+  bool here = is_host_memory(z, STATE_MASTER);
+  if (here) device_sync(z->device);
+  Tensor own = own_part(z, STATE_MASTER, p);
+  require(own.dtype == DT_F32);
+  int64_t once = n < FEW ? FEW / n * n : n;
+  if (here || once > count) once = count;
+  float *w = here ? own.data : view_of(z, STATE_MASTER, (size_t)once);
+  repeat(z->device, x, n, start, once, w);
+  if (here) return;
+  char *to = own.data;
+  device_upload(z->device, to, w, (size_t)once * sizeof *w);
+  for (int64_t done = once, more; done < count; done += more) {
+    more = done < count - done ? done : count - done;
+    device_copy(z->device, to + (size_t)done * sizeof *w, to, (size_t)more * sizeof *w);
+  }
+}
+
 /* ---- files ---- */
 
 /* Gradients live within a step and are not part of the state. */

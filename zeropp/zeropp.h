@@ -271,6 +271,9 @@ void zeropp_weights_written(ZeroPP *z);
  * parameter, before zeropp_weights_written. */
 void zeropp_init_random(ZeroPP *z, uint64_t seed);
 void zeropp_init_param(ZeroPP *z, int param, uint64_t seed);
+/* The same for a master that repeats n numbers over and over: element i of the parameter is
+ * x[i % n]. On a GPU as fast as memory writes. */
+void zeropp_init_repeated(ZeroPP *z, int param, const float *x, int64_t n);
 
 /* Training state in one file (safetensors, full tensors "master/NAME", "moment1/NAME", ..., so that
  * another number of ranks can read it): every rank writes its own pieces. Error feedback is each
