@@ -62,7 +62,7 @@ const Command command_bench = {
     .help =
         "rates of this machine, with random weights and tokens\n"
         "zeropp: what each part of ZeRO++ buys on this network: step time, tokens, traffic by "
-        "link, hidden and\nexposed communication, and the loss behind it, in every mode from the "
+        "link, hidden\nand exposed communication, and the loss behind it, in every mode from the "
         "same weights.\n"
         "train: time of a training step, tokens and model TFLOP/s, memory, and where the time "
         "goes.\n"
@@ -71,8 +71,7 @@ const Command command_bench = {
         "comm: what the collectives carry, over the host's memory and the device's, within a node "
         "and between\nnodes, by size.\n"
         "rollout: answers to random prompts: prefill and decode, what a decode step reads, how "
-        "many "
-        "of its rows\ndraw. --steps: rollouts, one if not given; the fastest counts.\n"
+        "many of its\nrows draw. --steps: rollouts, one if not given; the fastest counts.\n"
         "Nothing is written.",
     .example = "mpirun -n 4 rlhf bench zeropp --ranks-per-node 2 --model runs/demo/actor",
     .more =
@@ -111,7 +110,7 @@ const Command command_bench = {
          {"--response", OPT_INT, "N", "rollout: tokens of every answer", 1, 1 << 20, .dflt = "256"},
          {"--lengths", OPT_TEXT, "HOW",
           "rollout: fixed; eos: every answer ends at its own length, at random from 16 to 1024; "
-          "compare:\nso, and then fixed with as many sequences in flight",
+          "compare: so, and then fixed with as many sequences in flight",
           .dflt = "fixed"},
          {"--rows", OPT_INT, "N", "rollout: sequences of a rank together; 0: all, 256 at most", 0,
           1 << 16, .dflt = "0"},

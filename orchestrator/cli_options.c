@@ -209,18 +209,30 @@ const char *args_one_of(const Args *a, const char *options, Error *err) {
   return NULL;
 }
 
+/* The option's name in its column, and the text beside it in lines that end before LINE. */
+static void print_option(const Option *o, FILE *out) {
+  enum { COLUMN = 25, LINE = 100 };
+  char *name = mem_printf("%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
+  char *text =
+      o->dflt ? mem_printf("%s (default %s)", o->help, o->dflt) : mem_printf("%s", o->help);
+  fprintf(out, "  %-*s", COLUMN - 3, name);
+  int at = COLUMN - 1;
+  for (const char *p = text, *end; *p; p = end + strspn(end, " ")) {
+    end = p + strcspn(p, " ");
+    int len = (int)(end - p);
+    if (at + 1 + len > LINE) at = fprintf(out, "\n%*s", COLUMN - 1, "") - 1;
+    at += fprintf(out, " %.*s", len, p);
+  }
+  fputc('\n', out);
+  free(text);
+  free(name);
+}
+
 void command_help(const Command *c, FILE *out) {
   fprintf(out, "usage: rlhf %s%s%s%s\n\n%s\n", c->name, *c->operands ? " " : "", c->operands,
           option_count(c) ? " [OPTION]..." : "", c->help);
   if (option_count(c)) fputs("\noptions:\n", out);
-  for (int i = 0; i < option_count(c); i++) {
-    const Option *o = &c->options[i];
-    char name[64];
-    snprintf(name, sizeof name, "%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
-    fprintf(out, "  %-22s %s", name, o->help);
-    if (o->dflt) fprintf(out, " (default %s)", o->dflt);
-    fputc('\n', out);
-  }
+  for (int i = 0; i < option_count(c); i++) print_option(&c->options[i], out);
   if (c->more) fprintf(out, "\n%s\n", c->more);
   fprintf(out, "\nexample:\n  %s\n", c->example);
 }

@@ -29,6 +29,10 @@ mentions() { # COMMAND
   # and none that the documentation does not have
   [ "$(grep -cE '^  --' out)" = "$(flags "$1" | wc -w)" ]
 }
+for c in train check score generate tokenize inspect report bench; do
+  run $c --help
+  ok "$c --help fits into 100 columns" eval '! grep -E ".{101}" out'
+done
 for c in train check score generate tokenize inspect report; do
   run --help
   ok "--help lists $c" grep -qE "^  $c " out
