@@ -13,6 +13,13 @@ static struct {
   void (*abort_all)(int code);
 } process;
 
+/* Names come out of files that others made: what they hold must not steer a terminal. Lines stay.
+ */
+static void make_printable(char *msg) {
+  for (; *msg; msg++)
+    if (((unsigned char)*msg < 0x20 && *msg != '\n' && *msg != '\t') || *msg == 0x7F) *msg = '?';
+}
+
 int error_set(Error *err, const char *fmt, ...) {
   if (!err) return -1;
   va_list ap;
@@ -21,6 +28,7 @@ int error_set(Error *err, const char *fmt, ...) {
   char msg[sizeof err->msg];
   vsnprintf(msg, sizeof msg, fmt, ap);
   va_end(ap);
+  make_printable(msg);
   memcpy(err->msg, msg, sizeof msg);
   return -1;
 }
@@ -33,6 +41,7 @@ int error_prefix(Error *err, const char *fmt, ...) {
   va_start(ap, fmt);
   vsnprintf(err->msg, sizeof err->msg, fmt, ap);
   va_end(ap);
+  make_printable(err->msg);
   size_t used = strlen(err->msg), room = sizeof err->msg - 1 - used;
   strncat(err->msg, ": ", room);
   if (room > 2) strncat(err->msg, old, room - 2);

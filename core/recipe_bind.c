@@ -78,8 +78,13 @@ static void bind_number(Reading *rd, const RecipeRow *row, const char *path, con
 
 static void bind_words(Reading *rd, const RecipeRow *row, const char *path, const Node *v,
                        RewardTerm *term) {
-  if (v->kind != NODE_LIST || !v->n || v->n > 65536) {
+  enum { MOST = 65536 };
+  if (v->kind != NODE_LIST || !v->n) {
     fail_value(rd, row, path, v);
+    return;
+  }
+  if (v->n > MOST) {
+    problem_add(&rd->problems, v, "%s: found %zu texts; expected at most %d", path, v->n, MOST);
     return;
   }
   const char **words = (const char **)pool_alloc(&rd->box->pool, v->n * sizeof *words);

@@ -104,6 +104,12 @@ static int check_metadata(const StFile *f, json_t *v, Error *err) {
   return 0;
 }
 
+static bool has_controls(const char *name) {
+  for (; *name; name++)
+    if ((unsigned char)*name < 0x20 || *name == 0x7F) return true;
+  return false;
+}
+
 static int parse_entries(StFile *f, json_t *header, uint64_t room, Error *err) {
   f->entries = mem_zalloc(json_object_size(header), sizeof *f->entries);
   const char *name;
@@ -113,6 +119,8 @@ static int parse_entries(StFile *f, json_t *header, uint64_t room, Error *err) {
       if (check_metadata(f, v, err)) return -1;
       continue;
     }
+    if (has_controls(name))
+      return error_set(err, "%s: the name of tensor %d holds control characters", f->path, f->n);
     StEntry *e = &f->entries[f->n++];
     e->name = mem_strdup(name);
     char *where = mem_printf("%s: tensor \"%s\"", f->path, name);

@@ -65,6 +65,9 @@ int tokenizer_pass(const Tokenizer *t, const Added *a);
 /* Reads tokenizer_config.json, special_tokens_map.json and added_tokens.json of a folder; each may
  * be absent. */
 int tokenizer_read_config(Tokenizer *t, const char *dir, Error *err);
+/* Each added token is compared with all others: more than this many are refused. */
+enum { MOST_ADDED = 16384 };
+int tokenizer_check_added(size_t n, const char *file, Error *err);
 /* Adds {"content": "..", "special": true, ..}. */
 int tokenizer_read_added(Tokenizer *t, const json_t *token, json_int_t id, const char *file,
                          Error *err);

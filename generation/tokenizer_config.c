@@ -70,6 +70,11 @@ static int add_token(Tokenizer *t, const char *text, json_int_t id, bool special
   return 0;
 }
 
+int tokenizer_check_added(size_t n, const char *file, Error *err) {
+  if (n <= MOST_ADDED) return 0;
+  return error_set(err, "%s: %zu added tokens; expected at most %d", file, n, MOST_ADDED);
+}
+
 int tokenizer_read_added(Tokenizer *t, const json_t *token, json_int_t id, const char *file,
                          Error *err) {
   const char *text = json_is_object(token) ? token_text(token) : NULL;
@@ -96,6 +101,7 @@ int tokenizer_read_added(Tokenizer *t, const json_t *token, json_int_t id, const
 static int read_decoder(Tokenizer *t, json_t *decoder, const char *file, Error *err) {
   if (!json_is_object(decoder))
     return error_set(err, "%s: added_tokens_decoder: expected an object", file);
+  if (tokenizer_check_added(json_object_size(decoder), file, err)) return -1;
   const char *key;
   json_t *v;
   json_object_foreach(decoder, key, v) {
@@ -111,6 +117,7 @@ static int read_decoder(Tokenizer *t, json_t *decoder, const char *file, Error *
 
 /* added_tokens.json: {"<pad>": 32000} */
 static int read_added_tokens(Tokenizer *t, json_t *map, const char *file, Error *err) {
+  if (tokenizer_check_added(json_object_size(map), file, err)) return -1;
   const char *text;
   json_t *id;
   json_object_foreach(map, text, id) {

@@ -80,6 +80,7 @@ static int read_added(Tokenizer *t, const json_t *added, const char *file, Error
   if (!json_is_array(added))
     return error_set(err, "%s: added_tokens: found %s; expected an array", file,
                      json_type_name(added));
+  if (tokenizer_check_added(json_array_size(added), file, err)) return -1;
   for (size_t i = 0; i < json_array_size(added); i++) {
     const json_t *token = json_array_get(added, i), *id = json_object_get(token, "id");
     if (!json_is_integer(id))

@@ -11,6 +11,15 @@ static void message_is_set(void **state) {
   assert_int_equal(error_set(NULL, "nobody asked"), -1);
 }
 
+static void messages_steer_no_terminal(void **state) {
+  (void)state;
+  Error err = {""};
+  error_set(&err, "%s", "a\x1b[31mb\r\x7f\tc\nd");
+  assert_string_equal(err.msg, "a?[31mb??\tc\nd");
+  error_prefix(&err, "x\x1b");
+  assert_string_equal(err.msg, "x?: a?[31mb??\tc\nd");
+}
+
 static void message_may_hold_itself(void **state) {
   (void)state;
   Error err = {"inner"};
@@ -93,8 +102,12 @@ static void allocation_is_checked(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(message_is_set),     cmocka_unit_test(message_may_hold_itself),
-    cmocka_unit_test(prefix_goes_before), cmocka_unit_test(long_messages_are_cut),
-    cmocka_unit_test(dying_says_why),     cmocka_unit_test(allocation_is_checked),
+    cmocka_unit_test(message_is_set),
+    cmocka_unit_test(message_may_hold_itself),
+    cmocka_unit_test(messages_steer_no_terminal),
+    cmocka_unit_test(prefix_goes_before),
+    cmocka_unit_test(long_messages_are_cut),
+    cmocka_unit_test(dying_says_why),
+    cmocka_unit_test(allocation_is_checked),
 };
 TEST_MAIN(tests)

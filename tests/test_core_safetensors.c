@@ -93,6 +93,7 @@ static void bad_layouts(void **state) {
       {"{" T("a", "U8", "[4]", 0, 99999999999999999999) "}", 4, "not valid JSON"},
       {"{" T("a", "U9", "[4]", 0, 4) "}", 4, "unknown dtype \"U9\""},
       {"{" T("a", "", "[4]", 0, 4) "}", 4, "unknown dtype \"\""},
+      {"{" T("a\\n", "U8", "[4]", 0, 4) "}", 4, "the name of tensor 0 holds control characters"},
       {"{" T("a", "U8", "[-4]", 0, 4) "}", 4, "dimension 0"},
       {"{" T("a", "U8", "[1.5]", 0, 4) "}", 4, "dimension 0"},
       {"{" T("a", "U8", "4", 0, 4) "}", 4, "no \"shape\""},

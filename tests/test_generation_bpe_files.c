@@ -463,6 +463,11 @@ static void test_wrong_added_tokens(void **state) {
   (void)state;
   refuse_root("\"added_tokens\":{}", "added_tokens: found an object");
   refuse_root("\"added_tokens\":[5]", "added_tokens[0]");
+  enum { MANY = 16385 };
+  char *many = mem_printf("\"added_tokens\":[%0*d]", 2 * MANY - 1, 0);
+  for (char *p = strchr(many, '[') + 2; *p == '0'; p += 2) *p = ',';
+  refuse_root(many, "16385 added tokens; expected at most 16384");
+  free(many);
   refuse_root("\"added_tokens\":[{\"id\":300}]", "added token 300");
   refuse_root("\"added_tokens\":[{\"id\":300,\"content\":\"\"}]", "300 is empty");
   refuse_root("\"added_tokens\":[{\"id\":300,\"content\":\"a\\u0000b\"}]", "added token 300");
