@@ -286,6 +286,21 @@ static void test_room_ahead(void **state) {
   sim_close(&m);
 }
 
+/* Who enters leaves a page to each row that will want one, and so drives none of them out again. */
+static void test_a_page_is_left_to_who_grows(void **state) {
+  (void)state;
+  Setup u = {4, 1, 9, 1, 4, 1, 5, 10};
+  Sim m;
+  sim_open(&m, 1, u);
+  for (int i = 0; i < 4; i++) m.limits[i] = 4;
+  assert_int_equal(sched_admit(&m.s, 10), 3); /* for the fourth two are free, three would grow */
+  assert_int_equal(sched_admit(&m.s, 10), 0);
+  m.limits[0] = m.limits[1] = 2; /* the last token is never cached */
+  assert_int_equal(sched_admit(&m.s, 10), 1);
+  for (int r = 4; r-- > 0;) kv_drop(&m.kv, sched_table(&m.s, r), m.s.rows[r].n_pages);
+  sim_close(&m);
+}
+
 /* A page that is free again is the next to be used. */
 static void test_pages_come_back_at_once(void **state) {
   (void)state;
@@ -311,8 +326,12 @@ static void test_pages_come_back_at_once(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_roomy),          cmocka_unit_test(test_tight),
-    cmocka_unit_test(test_shared_prompts), cmocka_unit_test(test_one_row),
-    cmocka_unit_test(test_room_ahead),     cmocka_unit_test(test_pages_come_back_at_once),
+    cmocka_unit_test(test_roomy),
+    cmocka_unit_test(test_tight),
+    cmocka_unit_test(test_shared_prompts),
+    cmocka_unit_test(test_one_row),
+    cmocka_unit_test(test_room_ahead),
+    cmocka_unit_test(test_a_page_is_left_to_who_grows),
+    cmocka_unit_test(test_pages_come_back_at_once),
 };
 TEST_MAIN(tests)
