@@ -147,7 +147,7 @@ help:
 	@printf '%s\n' 'make            builds ./rlhf' \
 	  'make demo       SFT, reward model and PPO on two ranks, from the repository alone' \
 	  'make test       every test; ONLY="test_core_json cli_train" for some; SAN=1, TSAN=1 with sanitizers;' \
-  '                AT_ONCE=1: one at a time, not two' \
+  '                AT_ONCE=1: one at a time, not three' \
 	  'make parity     FIXTURES=DIR: every fixture folder against what PyTorch computes' \
 	  '                DEVICE=cuda PRECISION=bfloat16: on a GPU; make demo takes them, too' \
 	  'make CUDA=0     without the CUDA back end; CUDA_ARCHS=sm_90a: for one kind of card, quick to build;' \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs test programs and scripts, sums their TAP lines, and ends with "N passed, N failed, N skipped".
 # usage: tests/run.sh BUILD NAME...   NAME: a program in BUILD/tests or a script tests/NAME.sh
-# A C test says `ranks: 1 2 3` in a comment to run under mpirun once for each count. Two tests run at a time (AT_ONCE), since
+# A C test says `ranks: 1 2 3` in a comment to run under mpirun once for each count. Three tests run at a time (AT_ONCE), since
 # many wait more than they compute; then, one after the other, those that use a GPU or say `alone:` in a comment.
 set -u
 export build=$1
@@ -61,7 +61,7 @@ together=() apart=()
 for t in "$@"; do
   if alone "$t"; then apart+=("$t"); else together+=("$t"); fi
 done
-[ ${#together[@]} = 0 ] || printf '%s\n' "${together[@]}" | xargs -P "${AT_ONCE:-2}" -I{} bash -c 'one {}'
+[ ${#together[@]} = 0 ] || printf '%s\n' "${together[@]}" | xargs -P "${AT_ONCE:-3}" -I{} bash -c 'one {}'
 [ ${#apart[@]} = 0 ] || for t in "${apart[@]}"; do one "$t"; done
 awk -v names=$# '{ ok += $1; bad += $2; skip += $3 }
   END {
