@@ -1,7 +1,9 @@
-/* Minibatches: the plan and the token weights that actor and critic share. */
+/* Minibatches: their order, and the plan and the token weights that actor and critic share. */
 #include "core/minibatch.h"
 
 #include <stdlib.h>
+
+#include "core/rng.h"
 
 int32_t *packed_lengths(const int32_t *offsets, int n) {
   int32_t *lengths = mem_alloc((size_t)n, sizeof *lengths);
@@ -24,6 +26,12 @@ Minibatch minibatch_create(const Rollout *ro, const int32_t *ids, int n, bool se
   mb.plan = plan_batches(lengths, ids, n, rank, world, micro_tokens);
   free(lengths);
   return mb;
+}
+
+void minibatch_order(uint64_t seed, int64_t step, int64_t epochs, int64_t epoch, int32_t *ids,
+                     int n) {
+  uint64_t stream = rng_mix(rng_hash("minibatches"), (uint64_t)(step * epochs + epoch));
+  rng_permute(seed, stream, ids, n);
 }
 
 void minibatch_free(Minibatch *mb) {

@@ -17,6 +17,11 @@ Minibatch minibatch_create(const Rollout *ro, const int32_t *ids, int n, bool se
                            int rank, int world, int micro_tokens);
 void minibatch_free(Minibatch *mb);
 
+/* The order in which an epoch of a step goes through n sequences: minibatches are equal parts of
+ * it, one after another. epochs: of a step. */
+void minibatch_order(uint64_t seed, int64_t step, int64_t epochs, int64_t epoch, int32_t *ids,
+                     int n);
+
 /* Lengths of n packed sequences; the caller frees. */
 int32_t *packed_lengths(const int32_t *offsets, int n);
 

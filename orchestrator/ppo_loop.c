@@ -5,7 +5,7 @@
  * computes what and changes no result. */
 #include <stdlib.h>
 
-#include "core/rng.h"
+#include "core/minibatch.h"
 #include "orchestrator/ppo.h"
 
 static void add_policy(UpdateFigures *u, const PolicyStats *s) {
@@ -71,8 +71,7 @@ static void update_models(Ppo *p, int64_t step, const Rollout *ro, UpdateFigures
   u->critic_lr = optimizer_lr(&r->optimizer.critic, step, r->ppo.steps);
   int32_t *ids = mem_alloc((size_t)n, sizeof *ids);
   for (int epoch = 0; epoch < r->ppo.epochs && !u->stopped; epoch++, u->epochs++) {
-    uint64_t stream = rng_mix(rng_hash("minibatches"), (uint64_t)(step * r->ppo.epochs + epoch));
-    rng_permute((uint64_t)r->run.seed, stream, ids, n);
+    minibatch_order((uint64_t)r->run.seed, step, r->ppo.epochs, epoch, ids, n);
     for (int i = 0; i < parts && !u->stopped; i++) {
       if (actor_moves) update_actor(p, ro, ids + i * size, size, u);
       update_critic(p, ro, ids + i * size, size, u);

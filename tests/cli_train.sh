@@ -225,10 +225,19 @@ micro() { train 1 micro --set batch.micro_tokens=40 --set zeropp.recompute=full 
 ok "the same with other micro-batches and recomputation" micro
 
 stops() {
-  train 1 stops --set ppo.max_kl=1e-9 && tail -n 1 stops/metrics.jsonl |
+  train 1 stops --set ppo.max_kl=1e-9 --set ppo.normalize_scores=false && tail -n 1 stops/metrics.jsonl |
     grep -q '"actor_updates":2,.*"epochs":1,.*"stopped_by_kl":1' # the first update starts at KL 0
 }
 ok "a step's epochs end when its KL passes the limit" stops
+number() { grep -m 1 -oE "\"$1\": *-?[0-9.e+-]+" "$2" | head -n 1 | sed 's/.*: *//'; } # KEY FILE
+normalized() { # the same answers' scores, by the mean and deviation that the reward stage noted
+  awk "BEGIN {
+    want = ($(number eval_score_model stops/metrics.jsonl) - $(number rlhf_score_mean one/reward/config.json)) / $(number rlhf_score_std one/reward/config.json)
+    d = want - $(number eval_score_model one/metrics.jsonl)
+    exit !(d < 1e-5 && d > -1e-5)
+  }"
+}
+ok "scores are normalized when asked for" normalized
 filters() { train 1 filters --set rollout.top_k=5 --set rollout.filters=allow &&
   tail -n 1 filters/metrics.jsonl | sed 's/.*"gap_mean"://; s/,.*//' | awk '{ exit !($1 > 0.5) }'; }
 ok "filtered sampling shows as a gap to the update's log-probs" filters
@@ -335,7 +344,9 @@ ppo_resume() { # RANKS
 }
 ok "killed in ppo and resumed: bit for bit, 1 rank" ppo_resume 1
 ok "killed in ppo and resumed: bit for bit, 2 ranks" ppo_resume 2
-other_ranks() { slow 3 copy2 --resume && same_to 1e-5 plain2 copy2; }
+other_ranks() { # and with another recipe, which becomes the run's
+  slow 3 copy2 --resume --set checkpoint.keep=3 && same_to 1e-5 plain2 copy2 && grep -qx '  keep: 3' copy2/recipe.yaml
+}
 ok "resumed on another number of ranks" other_ranks
 half_written() {
   cp -r copy1 hurt

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "core/minibatch.h"
 #include "core/rng.h"
 #include "tests/test.h"
 
@@ -233,10 +234,30 @@ static void weights_make_means(void **state) {
   rollout_free(r);
 }
 
+/* Every epoch of every step, and every seed, has a permutation of its own, the same each time. */
+static void minibatches_are_new_each_epoch(void **state) {
+  (void)state;
+  enum { SEQS = 40, STEPS = 3, EPOCHS = 2, ORDERS = STEPS * EPOCHS + 1 };
+  int32_t order[ORDERS][SEQS], again[SEQS];
+  for (int k = 0; k < ORDERS; k++) {
+    uint64_t seed = k < STEPS * EPOCHS ? 5 : 6;
+    bool seen[SEQS] = {false};
+    minibatch_order(seed, k / EPOCHS % STEPS, EPOCHS, k % EPOCHS, order[k], SEQS);
+    minibatch_order(seed, k / EPOCHS % STEPS, EPOCHS, k % EPOCHS, again, SEQS);
+    assert_memory_equal(order[k], again, sizeof again);
+    for (int i = 0; i < SEQS; i++) {
+      assert_in_range(order[k][i], 0, SEQS - 1);
+      assert_false(seen[order[k][i]]);
+      seen[order[k][i]] = true;
+    }
+    for (int j = 0; j < k; j++) assert_memory_not_equal(order[j], order[k], sizeof again);
+  }
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(fields_have_writers),       cmocka_unit_test(missing_fields_are_named),
     cmocka_unit_test(plans_hold_their_promises), cmocka_unit_test(plans_are_known),
     cmocka_unit_test(targets_follow_their_rows), cmocka_unit_test(last_rows_and_empty_packs),
-    cmocka_unit_test(weights_make_means),
+    cmocka_unit_test(weights_make_means),        cmocka_unit_test(minibatches_are_new_each_epoch),
 };
 TEST_MAIN(tests)
