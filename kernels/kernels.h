@@ -289,7 +289,8 @@ typedef struct Ops {
 
   /* SwiGLU (Shazeer 2020): y_NF = silu(g) * u with gu_N2F rows = [g: F | u: F]. */
   void (*swiglu_fwd)(Device *, Tensor gu_N2F, Tensor y_NF);
-  /* y_NF (may be absent): what the forward made, once more, for who did not keep it. */
+  /* dgu may be gu. y_NF (may be absent): what the forward made, once more, for who did not keep it.
+   */
   void (*swiglu_bwd)(Device *, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F, Tensor y_NF);
 
   /* y = act(x); dx = dy act'(x). */

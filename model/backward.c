@@ -6,16 +6,19 @@
 #include "model/internal.h"
 
 /* From dy_NC, the gradient of the MLP's output: weight gradients, and din = .. + beta din. din may
- * be dy. SwiGLU's output comes with its gradient where the forward's was not kept. */
+ * be dy. SwiGLU's gradient takes the place of what it read, and its output comes with it where the
+ * forward's was not kept. */
 static void mlp_backward(Model *m, const BlockParams *p, Keep kept, const BlockActs *a,
                          Tensor in_NC, Tensor dy_NC, float beta, Tensor din_NC) {
   const ModelConfig *c = &m->config;
   int64_t n = dy_NC.dim[0];
   int joined = up_joined(c);
   ArenaMark mark = arena_mark(m->arena);
-  Tensor dact_NF = push_act(m, n, c->ffn), dup_NU = push_act(m, n, up_width(c));
+  bool in_place = c->mlp == MLP_SWIGLU;
+  Tensor dact_NF = push_act(m, n, c->ffn);
+  Tensor dup_NU = in_place ? a->up_NU : push_act(m, n, up_width(c));
   linear_backward_input(m, dy_NC, p->down, 1, 0, dact_NF);
-  if (c->mlp == MLP_SWIGLU)
+  if (in_place)
     m->ops->swiglu_bwd(m->device, dact_NF, a->up_NU, dup_NU,
                        kept == KEEP_ALL ? absent() : a->act_NF);
   else
@@ -93,12 +96,10 @@ static void embed_backward(Model *m, const Packed *b, const TrunkActs *t, Tensor
   arena_pop(m->arena, mark);
 }
 
-/* Of the blocks that share buffers, the last one's are as forward left them: all of them where no
- * block came behind, else what only such blocks write. */
-static Keep what_is_left(const Model *m, const TrunkActs *t, int layer) {
+/* Of the blocks that share buffers, the last one's products are as forward left them. */
+static Keep what_is_left(const TrunkActs *t, int layer) {
   if (layer >= t->whole) return t->keep;
-  if (layer < t->whole - 1) return KEEP_RESIDUALS;
-  return layer == m->config.n_layers - 1 ? KEEP_ALL : KEEP_PRODUCTS;
+  return layer == t->whole - 1 ? KEEP_PRODUCTS : KEEP_RESIDUALS;
 }
 
 void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
@@ -108,7 +109,7 @@ void trunk_backward(Model *m, const Packed *b, TrunkActs *t, Tensor dx_NC) {
     ArenaMark mark = arena_mark(m->arena);
     gather_downwards(m, unit);
     zeropp_open_grad(m->zero, unit);
-    Keep kept = what_is_left(m, t, l);
+    Keep kept = what_is_left(t, l);
     Tensor spare_NC = push_act(m, b->n, m->config.hidden);
     if (kept != KEEP_ALL) block_redo_mlp(m, l, kept, a);
     if (m->config.post_norm)

@@ -47,6 +47,7 @@ double model_forward_flops(const ModelConfig *c, HeadKind head, int n_seqs, cons
 
 typedef struct Widths {             /* elements per token */
   double cheap, products, stats;    /* of a block, beside its residuals */
+  double second_norm;               /* where all is kept */
   double mlp_scratch, attn_scratch; /* of a block's backward */
   double embed, final, final_stats; /* beside the residual */
   double embed_scratch, final_scratch;
@@ -57,10 +58,11 @@ static Widths widths(const ModelConfig *c) {
   double up = (double)up_width(c), ffn = c->ffn, stats = c->norm == NORM_LAYER ? 2 : 1;
   double width = (double)embed_width(c);
   bool projects = embed_width(c) != c->hidden, norm = has_final_norm(c);
-  Widths w = {.cheap = hidden * (c->post_norm ? 1 : 2) + ffn,
+  Widths w = {.cheap = hidden + ffn,
+              .second_norm = c->post_norm ? 0 : hidden,
               .products = (c->post_norm ? hidden : 0) + q + att + up,
               .stats = 2 * stats + (double)c->n_heads,
-              .mlp_scratch = up + ffn,
+              .mlp_scratch = ffn + (c->mlp == MLP_SWIGLU ? 0 : up),
               .attn_scratch = att + q,
               .embed = projects ? width : 0,
               .final = (norm ? hidden : 0) + (projects ? width : 0),
@@ -94,8 +96,10 @@ static double head_bytes(const ModelConfig *c, HeadKind head, double n_rows, con
 static double most(double a, double b) { return a > b ? a : b; }
 
 int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks) {
+  int n = c->n_layers;
   if (r == RECOMPUTE_NONE) return 0;
-  return r == RECOMPUTE_FULL || blocks > c->n_layers ? c->n_layers : blocks;
+  if (r == RECOMPUTE_FULL) return n > 1 ? n - 1 : n;
+  return blocks > n ? n : blocks;
 }
 
 /* Blocks whose buffers are alive together. */
@@ -103,9 +107,9 @@ static double block_bytes(const ModelConfig *c, const Widths *w, const PassPlan 
   double layers = c->n_layers, f32 = sizeof(float);
   if (!p->train) return act * (c->hidden + w->cheap + w->products);
   double whole = recomputed_blocks(c, p->recompute, p->recompute_blocks);
-  double cheap = p->recompute == RECOMPUTE_NONE ? layers : 1;
+  double cheap = p->recompute == RECOMPUTE_NONE ? layers * (w->cheap + w->second_norm) : w->cheap;
   double products = layers - whole + (whole > 0 ? 1 : 0);
-  return act * (2 * layers * c->hidden + cheap * w->cheap + products * w->products) +
+  return act * (2 * layers * c->hidden + cheap + products * w->products) +
          f32 * products * w->stats;
 }
 

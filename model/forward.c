@@ -60,11 +60,12 @@ AttnShape model_attn_shape(const Model *m) {
 /* ---- one block ---- */
 
 /* Buffers of a block are all but x and what the next block enters with: out, or with post-norm
- * norm2. These are cheap to compute again from the others. */
-static void push_cheap(Model *m, int n, BlockActs *a) {
+ * norm2. These are cheap to compute again from the others, so that one norm may take the other's
+ * place. */
+static void push_cheap(Model *m, int n, Keep keep, BlockActs *a) {
   const ModelConfig *c = &m->config;
   a->norm1_NC = push_act(m, n, c->hidden);
-  if (!c->post_norm) a->norm2_NC = push_act(m, n, c->hidden);
+  if (!c->post_norm) a->norm2_NC = keep == KEEP_ALL ? push_act(m, n, c->hidden) : a->norm1_NC;
   if (c->qk_norm) a->qkv_NQ = push_act(m, n, qkv_width(c));
   a->act_NF = push_act(m, n, c->ffn);
 }
@@ -213,7 +214,7 @@ static void block_acts_push(Model *m, int n, Keep keep, int layer, TrunkActs *t)
   BlockActs *a = &t->block[layer];
   if (layer < t->whole) keep = KEEP_RESIDUALS;
   if (layer > 0) *a = t->block[layer - 1];
-  if (layer == 0 || keep == KEEP_ALL) push_cheap(m, n, a);
+  if (layer == 0 || keep == KEEP_ALL) push_cheap(m, n, keep, a);
   if (layer == 0 || keep >= KEEP_PRODUCTS) push_products(m, n, keep != KEEP_NOTHING, a);
   if (layer == 0 || keep != KEEP_NOTHING) a->mid_NC = push_act(m, n, c->hidden);
   a->x_NC = t->x_NC;

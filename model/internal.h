@@ -195,7 +195,8 @@ void block_forward(Model *m, int layer, Tensor place_N, AttnCall call, Tensor de
 void block_redo_mlp(Model *m, int layer, Keep kept, BlockActs *a);
 void block_redo_attention(Model *m, int layer, const Packed *p, Keep kept, BlockActs *a);
 void trunk_forward(Model *m, const Packed *p, AttnCall call, Keep keep, int whole, TrunkActs *t);
-/* Blocks of a model that are recomputed whole. */
+/* Blocks of a model that keep their residuals only. The last of them is left in the buffers that
+ * they share, so that backward, which begins at the other end, recomputes one less. */
 int recomputed_blocks(const ModelConfig *c, Recompute r, int blocks);
 void trunk_free(TrunkActs *t);
 /* dx_NC: gradient of the last block's residual output; overwritten. Reduces units 0 .. n_layers. */

@@ -85,8 +85,8 @@ typedef struct Model Model;
  * results are the same bits in all modes. */
 typedef enum Recompute {
   RECOMPUTE_NONE,
-  RECOMPUTE_FULL,     /* all but the residual stream, in front of each block and of each MLP: a
-                         quarter more arithmetic */
+  RECOMPUTE_FULL,     /* all but the residual stream, in front of each block and of each MLP, and
+                         the last two blocks, where backward begins: a quarter more arithmetic */
   RECOMPUTE_SELECTIVE /* what memory bounds: norms, activations, rotated queries and keys that were
                          normalized. Products of matrices and attention are kept, but for the first
                          `recompute_blocks` blocks, of which only the residual stream is */

@@ -148,8 +148,8 @@ void memory_choose_recompute(PlannedStage *s, uint64_t limit) {
   r->blocks = 0;
   if (memory_need(s).total <= limit) return;
   r->how = RECOMPUTE_SELECTIVE;
-  while (memory_need(s).total > limit && r->blocks < most) r->blocks++;
-  if (r->blocks == most) *r = (RecomputeChoice){.how = RECOMPUTE_FULL, .by_memory = true};
+  while (memory_need(s).total > limit && r->blocks < most - 1) r->blocks++;
+  if (r->blocks == most - 1) *r = (RecomputeChoice){.how = RECOMPUTE_FULL, .by_memory = true};
 }
 
 void memory_print(const PlannedStage *stages, int n, uint64_t limit, FILE *out) {

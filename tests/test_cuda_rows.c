@@ -230,6 +230,9 @@ static void check_swiglu(DType t, Size s, int64_t shift) {
   w->gpu_ops->swiglu_bwd(w->gpu, dy.gpu, gu.gpu, dgu.gpu, again.gpu);
   twin_same_bits(name_of("swiglu once more", t, n, f), y, again);
   twin_compare(name_of("swiglu_bwd", t, n, f), dgu, bound(t));
+  w->cpu_ops->swiglu_bwd(w->cpu, dy.cpu, gu.cpu, gu.cpu, (Tensor){0});
+  w->gpu_ops->swiglu_bwd(w->gpu, dy.gpu, gu.gpu, gu.gpu, (Tensor){0});
+  twin_same_bits(name_of("swiglu_bwd in place", t, n, f), dgu, gu);
   twin_done();
 }
 

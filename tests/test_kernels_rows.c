@@ -264,6 +264,9 @@ static void check_swiglu(Device *d, Shape s) {
   assert_close("swiglu", y, a.y, nf, 6e-7, 1); /* exp, division and two products */
   assert_memory_equal(again, y, (size_t)nf * sizeof *y);
   assert_close("dgu", dgu, want, 2 * nf, 1e-6, 1);
+  device_ops(d)->swiglu_bwd(d, f32_2d(dy, s.n, s.c), f32_2d(gu, s.n, 2 * s.c),
+                            f32_2d(gu, s.n, 2 * s.c), (Tensor){0});
+  assert_memory_equal(gu, dgu, 2 * (size_t)nf * sizeof *gu); /* in place */
   free(gu);
   free(dy);
   free(y);

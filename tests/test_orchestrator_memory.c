@@ -87,7 +87,10 @@ static void the_largest_that_fits_fits(void **state) {
  * choice fits, and the one before it does not. */
 static void the_least_recomputation_that_fits(void **state) {
   (void)state;
+  ModelConfig deep = config;
+  deep.n_layers = 5;
   PlannedStage s = ppo_stage();
+  for (int i = 0; i < s.n_models; i++) s.model[i].config = &deep;
   s.rollout_rows = 1;
   s.micro_tokens = 6400;
   s.recompute.by_memory = true;
@@ -98,7 +101,8 @@ static void the_least_recomputation_that_fits(void **state) {
   } steps[] = {{RECOMPUTE_NONE, 0},
                {RECOMPUTE_SELECTIVE, 0},
                {RECOMPUTE_SELECTIVE, 2}, /* one block alone has nothing to share its buffers with */
-               {RECOMPUTE_FULL, 0}};
+               {RECOMPUTE_SELECTIVE, 3},
+               {RECOMPUTE_FULL, 0}}; /* four share buffers, the last one has its own */
   for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
     memory_choose_recompute(&s, limit);
     assert_int_equal(s.recompute.how, steps[i].how);

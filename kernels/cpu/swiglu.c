@@ -26,9 +26,9 @@ void cpu_swiglu_bwd(Device *d, Tensor dy_NF, Tensor gu_N2F, Tensor dgu_N2F, Tens
     float *dg = tensor_f32(dgu_N2F) + i * 2 * f, *du = dg + f;
 #pragma omp simd
     for (int64_t j = 0; j < f; j++) {
-      float s = sigmoid_f32(g[j]);
-      dg[j] = dy[j] * u[j] * s * (1.0f + g[j] * (1.0f - s));
-      du[j] = dy[j] * g[j] * s;
+      float gate = g[j], up = u[j], s = sigmoid_f32(gate);
+      dg[j] = dy[j] * up * s * (1.0f + gate * (1.0f - s));
+      du[j] = dy[j] * gate * s;
     }
   }
 }
