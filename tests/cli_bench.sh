@@ -93,28 +93,32 @@ is "one node: nothing between nodes" "$(value zero3 inter_bytes)" 0.0
 
 # ---- the network of namespaces ----
 
-network() { RLHF=$rlhf "$root/bench/slow_network.sh" "$@"; }
-left() { ip netns list | grep -E '^rlhf[0-9]+-'; ls -d /dev/shm/rlhf[0-9]* 2>/dev/null; }
+network() { # in the background: job names what it makes
+  RLHF=$rlhf "$root/bench/slow_network.sh" "$@" >out 2>err &
+  job=$!
+}
+left() { ip netns list | grep -E "^rlhf$job-"; ls -d "/dev/shm/rlhf$job"* 2>/dev/null; }
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null || ! { ip netns add "rlhf$$" && ip netns del "rlhf$$"; } 2>/dev/null; then
   echo "ok $((number + 1)) - a slow network # SKIP no network namespaces"
   echo "1..$((number + 1))"
   exit 0
 fi
-before=$(left)
-network 2 200mbit --model tiny.json --steps 2 --tokens 32 --modes zero3,all --json >json 2>err
+network 2 200mbit --model tiny.json --steps 2 --tokens 32 --modes zero3,all --json
+wait $job
+cp out json
 ok "hosts are nodes" test "$(value all nodes)" = 2 -a "$(value all local)" = 2
 # Bytes that enter a host over 25 MB/s; a burst of 32 KiB, one at either end, goes through at once.
 least=$(awk "BEGIN { print ($(value zero3 inter_bytes) * 2 - 65536) / 25e6 }")
 ok "the link has its rate: $(value zero3 step_seconds) s, $least at least" holds "$(value zero3 step_seconds) >= $least"
-is "nothing is left behind" "$(left)" "$before"
-RLHF=$rlhf "$root/bench/slow_network.sh" 2 1mbit --model tiny.json >out 2>err &
-job=$!
+is "nothing is left behind" "$(left)" ""
+network 2 1mbit --model tiny.json
 for _ in $(seq 100); do
   ip netns pids "rlhf$job-h2" 2>/dev/null | xargs -r ps -o comm= -p 2>/dev/null | grep -q rlhf && break
   sleep 0.1
 done
+ok "while it runs there are namespaces of its own" test -n "$(left)"
 kill -TERM $job
 wait $job
 is "it can be interrupted" $? 143
-is "nothing is left behind then" "$(left)" "$before"
+is "nothing is left behind then" "$(left)" ""
 echo "1..$number"

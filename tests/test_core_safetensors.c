@@ -2,6 +2,7 @@
 #include "core/safetensors.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #include "core/fs.h"
 #include "tests/test.h"
@@ -119,6 +120,17 @@ static void bad_layouts(void **state) {
     refuse(bad[i].header, bad[i].n_data, bad[i].why);
 }
 
+/* A file with room for it (one large hole) does not make a header of more than 100 MB one. */
+static void header_beyond_the_limit(void **state) {
+  (void)state;
+  const uint64_t len = 100000001;
+  Error err = {""};
+  const char *path = test_write("large", &len, sizeof len);
+  assert_int_equal(truncate(path, (off_t)len + 100), 0);
+  assert_null(st_open(path, &err));
+  assert_non_null(strstr(err.msg, "large: header length 100000001; expected at most 100000000"));
+}
+
 static void bad_lengths(void **state) {
   (void)state;
   static const uint64_t lengths[] = {3, 1000, 100000001, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
@@ -212,12 +224,9 @@ static void file_that_shrinks_is_an_error(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(layout_is_sorted_by_offset),
-    cmocka_unit_test(bad_layouts),
-    cmocka_unit_test(bad_lengths),
-    cmocka_unit_test(truncated_everywhere),
-    cmocka_unit_test(ten_dtypes),
-    cmocka_unit_test(big_integers_are_refused),
-    cmocka_unit_test(file_that_shrinks_is_an_error),
+    cmocka_unit_test(layout_is_sorted_by_offset), cmocka_unit_test(bad_layouts),
+    cmocka_unit_test(header_beyond_the_limit),    cmocka_unit_test(bad_lengths),
+    cmocka_unit_test(truncated_everywhere),       cmocka_unit_test(ten_dtypes),
+    cmocka_unit_test(big_integers_are_refused),   cmocka_unit_test(file_that_shrinks_is_an_error),
 };
 TEST_MAIN(tests)
