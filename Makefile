@@ -68,7 +68,6 @@ LIBS    = $(patsubst %,$(BUILD)/lib%.a,$(FOLDERS))
 
 TESTS   = $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
 SCRIPTS = $(patsubst tests/%.sh,%,$(wildcard tests/cli_*.sh))
-TOOLS   = $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tests/parity.c))
 
 # What takes nvcc longest comes first, so that no core waits for it at the end.
 SLOW    = $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/kernels/cuda/%.cu.o,linear_few sample quant_wide linear_stream_codes))

@@ -206,6 +206,32 @@ static inline double eval_batch(Model *m, const TestBatch *b, int flags) {
   return l.sum;
 }
 
+/* A pass with five blocks of the config takes no more of the arena than the plan says, nor less
+ * than `least` of it: chunks, rounding to 64 bytes and the row lists are all it may be off by.
+ * kind: every way to recompute, with either head, in training and in inference. */
+enum { PASS_KINDS = 4 * RECOMPUTE_WAYS };
+static inline void check_activation_plan(Bench *bench, ModelConfig c, int kind, double least,
+                                         const char *name) {
+  static const int lengths[] = {60, 50, 64, 40, 62, 64};
+  bool train = kind < 2 * RECOMPUTE_WAYS;
+  c.n_layers = 5;
+  ModelOptions o = tiny_options(kind / RECOMPUTE_WAYS % 2 ? HEAD_SCALAR : HEAD_LM);
+  set_recompute(&o, kind % RECOMPUTE_WAYS);
+  Model *m = tiny_model(bench, bench->grid, &c, &o);
+  TestBatch b = test_batch(6, lengths, c.vocab_size);
+  arena_reset_peak(bench->arena);
+  zeropp_zero_grad(model_zero(m));
+  if (train)
+    train_batch(m, &b, 0);
+  else
+    eval_batch(m, &b, 0);
+  double used = (double)arena_peak(bench->arena);
+  double plan = (double)model_activation_bytes(&c, o.head, b.n_tokens, plan_of(train, &o));
+  if (used > plan || used < least * plan)
+    fail_msg("%s, kind %d: planned %.0f bytes, used %.0f", name, kind, plan, used);
+  model_free(m);
+}
+
 /* Largest difference of two models' shards over the largest magnitude of each parameter; the
  * parameter where it is. `whole` is on one rank and holds all. */
 static inline double shard_error(Model *m, Model *whole, StateKind kind, const char **where) {

@@ -142,32 +142,12 @@ static void flops_by_hand(void **state) {
               0.5);
 }
 
-/* The plan is never below what is used, nor far above: chunks, rounding to 64 bytes and the row
- * lists are all it may be off by. */
 static void activations_as_planned(void **state) {
   (void)state;
   Bench bench = bench_open();
-  const int many[] = {60, 50, 64, 40, 62, 64};
-  for (int kind = 0; kind < 4 * RECOMPUTE_WAYS; kind++) {
-    bool train = kind < 2 * RECOMPUTE_WAYS;
-    ModelConfig c = tiny_config(false, true);
-    c.n_layers = 5;
-    ModelOptions o = tiny_options(kind / RECOMPUTE_WAYS % 2 ? HEAD_SCALAR : HEAD_LM);
-    set_recompute(&o, kind % RECOMPUTE_WAYS);
-    Model *m = tiny_model(&bench, bench.grid, &c, &o);
-    TestBatch b = test_batch(6, many, c.vocab_size);
-    arena_reset_peak(bench.arena);
-    zeropp_zero_grad(model_zero(m));
-    if (train)
-      train_batch(m, &b, 0);
-    else
-      eval_batch(m, &b, 0);
-    double used = (double)arena_peak(bench.arena);
-    double plan = (double)model_activation_bytes(&c, o.head, b.n_tokens, plan_of(train, &o));
-    if (used > plan || used < 0.85 * plan)
-      fail_msg("kind %d: planned %.0f bytes, used %.0f", kind, plan, used);
-    model_free(m);
-  }
+  ModelConfig c = tiny_config(false, true);
+  for (int kind = 0; kind < PASS_KINDS; kind++)
+    check_activation_plan(&bench, c, kind, 0.85, "llama");
   bench_close(&bench);
 }
 

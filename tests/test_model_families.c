@@ -179,34 +179,12 @@ static void fixed_length(void **state) {
 
 /* ---- plans ---- */
 
-/* Never below what is used, nor far above: chunks, rounding to 64 bytes and the row lists. */
 static void activations_as_planned(void **state) {
   (void)state;
   Bench bench = bench_open();
-  enum { KINDS = 4 * RECOMPUTE_WAYS };
-  const int many[] = {60, 50, 64, 40, 62, 64};
-  for (int i = 0; i < N_FAMILY_CASES * KINDS; i++) {
-    int kind = i % KINDS;
-    bool train = kind < 2 * RECOMPUTE_WAYS;
-    ModelConfig c = family_config(i / KINDS);
-    c.n_layers = 5;
-    ModelOptions o = tiny_options(kind / RECOMPUTE_WAYS % 2 ? HEAD_SCALAR : HEAD_LM);
-    set_recompute(&o, kind % RECOMPUTE_WAYS);
-    Model *m = tiny_model(&bench, bench.grid, &c, &o);
-    TestBatch b = test_batch(6, many, c.vocab_size);
-    arena_reset_peak(bench.arena);
-    zeropp_zero_grad(model_zero(m));
-    if (train)
-      train_batch(m, &b, 0);
-    else
-      eval_batch(m, &b, 0);
-    double used = (double)arena_peak(bench.arena);
-    double plan = (double)model_activation_bytes(&c, o.head, b.n_tokens, plan_of(train, &o));
-    if (used > plan || used < 0.8 * plan)
-      fail_msg("%s, kind %d: planned %.0f bytes, used %.0f", family_cases[i / KINDS].name, kind,
-               plan, used);
-    model_free(m);
-  }
+  for (int i = 0; i < N_FAMILY_CASES; i++)
+    for (int kind = 0; kind < PASS_KINDS; kind++)
+      check_activation_plan(&bench, family_config(i), kind, 0.8, family_cases[i].name);
   bench_close(&bench);
 }
 
