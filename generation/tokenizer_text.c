@@ -20,6 +20,10 @@
 #include "generation/tokenizer.h"
 #include "generation/unicode.h"
 
+/* SentencePiece takes 240 times as much memory as a text is long: a file in which the end of a text
+ * was not found must not take all there is. */
+enum { SPM_MOST = 8 << 20 };
+
 static void push_id(void *ctx, int32_t id) { token_list_push(ctx, id); }
 
 /* Text without special tokens. offset: of it in the caller's text, for messages. */
@@ -28,6 +32,9 @@ static int encode_spm(const Tokenizer *t, const char *text, size_t len, size_t o
   for (size_t at = 0; at < len;) {
     size_t run = utf8_run(text + at, len - at);
     char msg[512] = "";
+    if (run > SPM_MOST)
+      return error_set(err, "a text of %zu bytes is longer than SentencePiece is given, %d MiB",
+                       len, SPM_MOST >> 20);
     if (run > 0 &&
         spm_encode(t->spm, text + at, run, prefix && at == 0, push_id, out, msg, sizeof msg))
       return error_set(err, "SentencePiece cannot encode the text at byte %zu: %s", offset + at,

@@ -47,7 +47,8 @@ static void add_line(Lines *all, Place *at, const char *text, size_t len) {
   snprintf(at->name[level], sizeof at->name[level], "%.*s", (int)(name < KEY ? name : KEY),
            text + indent);
   at->items[level] = 0;
-  all->v = mem_grow(all->v, all->n + 1, sizeof *all->v);
+  if ((all->n & (all->n - 1)) == 0)
+    all->v = mem_grow(all->v, all->n ? 2 * all->n : 1, sizeof *all->v);
   Line *line = &all->v[all->n++];
   name_key(at, level, line->key);
   line->value = colon ? colon : text + len;

@@ -248,10 +248,26 @@ static void test_decode_out_of_range(void **state) {
   tokenizer_free(t);
 }
 
+static void test_endless_text(void **state) {
+  (void)state;
+  enum { TOO_LONG = (8 << 20) + 1 };
+  Tokenizer *t = stories();
+  char *text = mem_alloc(TOO_LONG, 1);
+  memset(text, 'a', TOO_LONG);
+  TokenList out = {0};
+  Error err = {""};
+  assert_int_equal(tokenizer_encode(t, text, TOO_LONG, 0, &out, &err), -1);
+  assert_string_equal(err.msg,
+                      "a text of 8388609 bytes is longer than SentencePiece is given, 8 MiB");
+  token_list_free(&out);
+  free(text);
+  tokenizer_free(t);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_known_ids),           cmocka_unit_test(test_round_trips),
     cmocka_unit_test(test_any_bytes),           cmocka_unit_test(test_unicode_edges),
     cmocka_unit_test(test_special_tokens),      cmocka_unit_test(test_golden_text),
-    cmocka_unit_test(test_decode_out_of_range),
+    cmocka_unit_test(test_decode_out_of_range), cmocka_unit_test(test_endless_text),
 };
 TEST_MAIN(tests)
