@@ -71,6 +71,8 @@ void linear_stream(Device *d, const Linear &l, Tensor x, Tensor y_MO) {
   p.a.y = y_MO.data;
   p.blocks = std::min({cuda_of(d)->sms, STREAM_BLOCKS, p.a.tiles * p.a.chunks});
   p.columns = p.a.m <= 8 ? 8 : p.a.m <= 16 ? 16 : p.a.m <= 32 ? 32 : 64;
+  p.a.each = p.a.tiles * p.a.chunks / p.blocks;
+  p.a.longer = p.a.tiles * p.a.chunks % p.blocks;
   p.w = map_weights(l, p.a.paired);
   p.x = map_rows(x, p.columns);
   p.a.parts = parts();

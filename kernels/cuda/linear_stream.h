@@ -32,6 +32,7 @@ constexpr int STREAM_BLOCKS = 160;  /* at most */
 struct Stream {
   int m, n, k;       /* y is [m, n] */
   int tiles, chunks; /* units of n, of k */
+  int each, longer;  /* units of a block; so many blocks have one more */
   bool add, y_f32;
   bool paired; /* a tile's rows lie so that a thread has two in a row */
   const bf16 *bias;

@@ -167,6 +167,7 @@ __device__ inline void codes_work(const Stream &a, const CodeScales &c, Shared *
   CodesPlace at = codes_place<N>();
   CodesScales<G> scales;
   scales.start(a, c, first + group, end);
+  StreamSharers by_first = stream_sharers(a, first_tile), by_last = stream_sharers(a, last_tile);
   wait_for_kernel_before();
 #pragma unroll 1
   for (int tile = first_tile; tile <= last_tile; tile++) {
@@ -176,7 +177,7 @@ __device__ inline void codes_work(const Stream &a, const CodeScales &c, Shared *
     codes_join<N, G>(sum, sh, tile == first_tile, tile == last_tile);
     if (group == 0) stream_end_tile<N>(a, tile, to - from, sum);
   }
-  if (group == 0) stream_add_up_all<N>(a, first_tile, last_tile);
+  stream_add_up_all<N, G>(a, first_tile, last_tile, by_first, by_last);
 }
 
 #endif
@@ -193,6 +194,7 @@ __global__ __launch_bounds__(codes_threads(G),
   Shared *sh = reinterpret_cast<Shared *>(stream_memory);
   int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   int lane = static_cast<int>(threadIdx.x % 32), bringer = warp - G * STREAM_WORKERS / 32;
+  if (bringer >= 0 && lane == 0) map_fetch(bringer == 0 ? &w_map : &x_map);
   stream_start_rings<Shared, W_STAGES, X_STAGES>(sh, 1);
   next_kernel_may_start();
   if (bringer < 0) {
@@ -200,7 +202,6 @@ __global__ __launch_bounds__(codes_threads(G),
   } else if (bringer == 0) {
     if (lane == 0) stream_bring_w<Shared, W_STAGES, CODES_K, CODES_HALF>(a, sh, &w_map);
   } else {
-    if (lane == 0) map_fetch(&x_map);
     wait_for_kernel_before();
     if (lane == 0) stream_bring_x<N, Shared, X_STAGES, CODES_K>(a, sh, &x_map);
   }

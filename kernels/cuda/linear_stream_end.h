@@ -7,13 +7,16 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+/* A thread's place in its warpgroup. */
+__device__ inline int stream_worker() { return static_cast<int>(threadIdx.x % STREAM_WORKERS); }
+
 /* Two columns of y of one row, as a thread has them. */
 struct StreamPair {
   int first, second; /* columns */
   bool both, one;    /* which of them exist */
 };
 __device__ inline StreamPair stream_pair(const Stream &a, int base) {
-  int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  int lane = stream_worker() % 32, warp = stream_worker() / 32;
   int first = base + 16 * warp + (a.paired ? lane / 4 * 2 : lane / 4);
   int second = first + (a.paired ? 1 : 8);
   return {first, second, second < a.n, first < a.n};
@@ -31,41 +34,54 @@ __device__ inline void store_pair(bf16 *p, const StreamPair &c, __nv_bfloat162 v
     if (c.both) p[c.second] = v.y;
   }
 }
-__device__ inline void store_pair(float *p, const StreamPair &c, float2 v, bool add) {
-  if (c.second == c.first + 1) {
-    float2 *y = reinterpret_cast<float2 *>(p + c.first);
-    if (add) v = make_float2(v.x + y->x, v.y + y->y);
-    *y = v;
-  } else {
-    p[c.first] = add ? p[c.first] + v.x : v.x;
-    if (c.both) p[c.second] = add ? p[c.second] + v.y : v.y;
-  }
+__device__ inline float2 load_pair(const float *p, const StreamPair &c) {
+  if (c.second == c.first + 1) return *reinterpret_cast<const float2 *>(p + c.first);
+  return make_float2(p[c.first], c.both ? p[c.second] : 0.0f);
 }
-
-/* Two numbers of a row of y. */
-__device__ inline void stream_store(const Stream &a, int row, const StreamPair &c, float2 v) {
-  int64_t at = static_cast<int64_t>(row) * a.n;
-  if (a.y_f32) {
-    store_pair(static_cast<float *>(a.y) + at, c, v, a.add);
-    return;
+__device__ inline void store_pair(float *p, const StreamPair &c, float2 v) {
+  if (c.second == c.first + 1) {
+    *reinterpret_cast<float2 *>(p + c.first) = v;
+  } else {
+    p[c.first] = v.x;
+    if (c.both) p[c.second] = v.y;
   }
-  bf16 *y = static_cast<bf16 *>(a.y) + at;
-  if (a.add) {
-    float2 old = load_pair(y, c);
-    v = make_float2(v.x + old.x, v.y + old.y);
-  }
-  store_pair(y, c, __floats2bfloat162_rn(v.x, v.y));
 }
 
 /* A piece of a tile's product: columns [8 j, 8 j + 8), which are rows of y, of its rows [64 t, 64 t
- * + 64). Pieces are numbered 2 j + t. */
-__device__ inline void stream_finish(const Stream &a, int tile, int piece, float4 sum) {
-  StreamPair c = stream_pair(a, STREAM_TILE * tile + 64 * (piece % 2));
-  if (!c.one) return;
-  float2 bias = a.bias ? load_pair(a.bias, c) : make_float2(0, 0);
-  int row = 8 * (piece / 2) + static_cast<int>(threadIdx.x % 4) * 2;
-  if (row < a.m) stream_store(a, row, c, make_float2(sum.x + bias.x, sum.z + bias.y));
-  if (row + 1 < a.m) stream_store(a, row + 1, c, make_float2(sum.y + bias.x, sum.w + bias.y));
+ * + 64). Pieces are numbered 2 j + t. A thread has two numbers of two rows of y; what they are
+ * added to, bias and what y holds, can be asked for before they are there. */
+struct StreamGoal {
+  StreamPair c;
+  int row, rows;
+  float2 bias, old[2];
+};
+__device__ inline StreamGoal stream_goal(const Stream &a, int tile, int piece) {
+  StreamGoal g = {stream_pair(a, STREAM_TILE * tile + 64 * (piece % 2))};
+  g.row = 8 * (piece / 2) + static_cast<int>(threadIdx.x % 4) * 2;
+  g.rows = g.c.one ? min(a.m - g.row, 2) : 0;
+  if (a.bias && g.rows > 0) g.bias = load_pair(a.bias, g.c);
+  if (!a.add) return g;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    int64_t at = static_cast<int64_t>(g.row + i) * a.n;
+    if (i < g.rows)
+      g.old[i] = a.y_f32 ? load_pair(static_cast<const float *>(a.y) + at, g.c)
+                         : load_pair(static_cast<const bf16 *>(a.y) + at, g.c);
+  }
+  return g;
+}
+__device__ inline void stream_finish(const Stream &a, const StreamGoal &g, float4 sum) {
+  float2 v[2] = {make_float2(sum.x, sum.z), make_float2(sum.y, sum.w)};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if (i >= g.rows) return;
+    int64_t at = static_cast<int64_t>(g.row + i) * a.n;
+    float x = v[i].x + g.bias.x + g.old[i].x, y = v[i].y + g.bias.y + g.old[i].y;
+    if (a.y_f32)
+      store_pair(static_cast<float *>(a.y) + at, g.c, make_float2(x, y));
+    else
+      store_pair(static_cast<bf16 *>(a.y) + at, g.c, __floats2bfloat162_rn(x, y));
+  }
 }
 template <int N>
 __device__ inline float4 stream_piece(const float (&sum)[2][N / 2], int piece) {
@@ -100,8 +116,8 @@ __device__ inline void stream_put(float4 *p, float4 x) {
 
 template <int N>
 __device__ inline float4 *stream_part(const Stream &a, int block, int tile) {
-  int slot = 2 * block + (stream_start(a, block) / a.chunks == tile ? 0 : 1);
-  return a.parts + static_cast<int64_t>(slot) * (N / 4) * STREAM_WORKERS + threadIdx.x;
+  int slot = 2 * block + (stream_start(a, block) < tile * a.chunks ? 1 : 0);
+  return a.parts + static_cast<int64_t>(slot) * (N / 4) * STREAM_WORKERS + stream_worker();
 }
 
 /* This block's part of a tile to memory, for all that have one. */
@@ -116,16 +132,27 @@ __device__ inline void stream_leave(const Stream &a, int tile, const float (&sum
   }
 }
 
+/* The blocks that have a part of a tile. */
+struct StreamSharers {
+  int first, blocks;
+};
+__device__ inline StreamSharers stream_sharers(const Stream &a, int tile) {
+  int first = stream_block_of(a, tile * a.chunks);
+  return {first, stream_block_of(a, (tile + 1) * a.chunks - 1) - first + 1};
+}
+
 /* Adds up this block's share of a tile's pieces, in order of k, as parts come. Blocks of a grid
  * that wait for each other are all on the card, or will be when the kernel before has ended: the
  * next one starts when all of this one's have. */
-template <int N>
-__device__ inline void stream_add_up(const Stream &a, int tile) {
+template <int N, int G>
+__device__ inline void stream_add_up(const Stream &a, int tile, const StreamSharers &by, int group,
+                                     int &job) {
   constexpr int AT_ONCE = 6;
-  int first = stream_block_of(a, tile * a.chunks);
-  int blocks = stream_block_of(a, (tile + 1) * a.chunks - 1) - first + 1;
+  int first = by.first, blocks = by.blocks;
   if (blocks == 1) return;
   for (int i = static_cast<int>(blockIdx.x) - first; i < N / 4; i += blocks) {
+    if (job++ % G != group) continue;
+    StreamGoal goal = stream_goal(a, tile, i);
     float4 sum = make_float4(0, 0, 0, 0);
     for (int b = 0; b < blocks; b += AT_ONCE) {
       float4 *part[AT_ONCE], x[AT_ONCE];
@@ -146,7 +173,7 @@ __device__ inline void stream_add_up(const Stream &a, int tile) {
           sum = make_float4(sum.x + x[k].x, sum.y + x[k].y, sum.z + x[k].z, sum.w + x[k].w);
         }
     }
-    stream_finish(a, tile, i, sum);
+    stream_finish(a, goal, sum);
   }
 }
 
@@ -159,13 +186,18 @@ __device__ inline void stream_end_tile(const Stream &a, int tile, int units,
     return;
   }
 #pragma unroll
-  for (int i = 0; i < N / 4; i++) stream_finish(a, tile, i, stream_piece<N>(sum, i));
+  for (int i = 0; i < N / 4; i++)
+    stream_finish(a, stream_goal(a, tile, i), stream_piece<N>(sum, i));
 }
-/* Of all its tiles only the first and the last can be others' too. */
-template <int N>
-__device__ inline void stream_add_up_all(const Stream &a, int first, int last) {
-  stream_add_up<N>(a, first);
-  if (last != first) stream_add_up<N>(a, last);
+/* Of all its tiles only the first and the last can be others' too. G warpgroups take what is to be
+ * done in turn. */
+template <int N, int G>
+__device__ inline void stream_add_up_all(const Stream &a, int first, int last,
+                                         const StreamSharers &by_first,
+                                         const StreamSharers &by_last) {
+  int job = 0, group = static_cast<int>(threadIdx.x) / STREAM_WORKERS;
+  stream_add_up<N, G>(a, first, by_first, group, job);
+  if (last != first) stream_add_up<N, G>(a, last, by_last, group, job);
 }
 
 #endif

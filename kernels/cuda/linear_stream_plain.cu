@@ -110,6 +110,8 @@ __device__ inline void stream_work(const Stream &a, Shared *sh) {
   int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
   StreamTurn<Shared, W_STAGES, X_STAGES> turn = {sh};
   int first_tile = first / a.chunks, last_tile = (end - 1) / a.chunks;
+  StreamSharers by_first = stream_sharers(a, first_tile), by_last = stream_sharers(a, last_tile);
+  wait_for_kernel_before();
 #pragma unroll 1
   for (int tile = first_tile; tile <= last_tile; tile++) {
     int from = max(first, tile * a.chunks), to = min(end, (tile + 1) * a.chunks);
@@ -117,7 +119,7 @@ __device__ inline void stream_work(const Stream &a, Shared *sh) {
     stream_sum<N>(sum, turn, to - from);
     stream_end_tile<N>(a, tile, to - from, sum);
   }
-  stream_add_up_all<N>(a, first_tile, last_tile);
+  stream_add_up_all<N, 1>(a, first_tile, last_tile, by_first, by_last);
 }
 
 #endif
@@ -133,15 +135,14 @@ __global__ __launch_bounds__(STREAM_THREADS,
   Shared *sh = reinterpret_cast<Shared *>(stream_memory);
   int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   int lane = static_cast<int>(threadIdx.x % 32);
+  if (warp >= 4 && lane == 0) map_fetch(warp == 4 ? &w_map : &x_map);
   stream_start_rings<Shared, W_STAGES, X_STAGES>(sh, 1);
   next_kernel_may_start();
   if (warp < 4) {
-    wait_for_kernel_before();
     stream_work<N, Shared, W_STAGES, X_STAGES>(a, sh);
   } else if (warp == 4) {
     if (lane == 0) stream_bring_w<Shared, W_STAGES, STREAM_K, STREAM_HALF>(a, sh, &w_map);
   } else {
-    if (lane == 0) map_fetch(&x_map);
     wait_for_kernel_before();
     if (lane == 0) stream_bring_x<N, Shared, X_STAGES, STREAM_K>(a, sh, &x_map);
   }

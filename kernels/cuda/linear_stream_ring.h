@@ -24,11 +24,12 @@ struct RingPlace {
 
 /* The units of a block: [start(block), start(block + 1)). */
 __device__ inline int stream_start(const Stream &a, int block) {
-  return static_cast<int>(static_cast<int64_t>(block) * a.tiles * a.chunks / gridDim.x);
+  return block * a.each + min(block, a.longer);
 }
 __device__ inline int stream_block_of(const Stream &a, int unit) {
-  int64_t units = static_cast<int64_t>(a.tiles) * a.chunks;
-  return static_cast<int>((static_cast<int64_t>(unit + 1) * gridDim.x - 1) / units);
+  unsigned u = static_cast<unsigned>(unit), each = static_cast<unsigned>(a.each);
+  unsigned longer = static_cast<unsigned>(a.longer), in_longer = longer * (each + 1);
+  return static_cast<int>(u < in_longer ? u / (each + 1) : longer + (u - in_longer) / each);
 }
 
 /* arrivals: of those who fill a place for W. */

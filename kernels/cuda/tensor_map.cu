@@ -17,7 +17,7 @@ CUtensorMap tensor_map(const void *data, const TensorMap &m) {
   CUresult r = encode(&map, m.type, static_cast<cuuint32_t>(m.dims), const_cast<void *>(data),
                       reinterpret_cast<const cuuint64_t *>(m.size),
                       reinterpret_cast<const cuuint64_t *>(m.stride), m.box, step,
-                      CU_TENSOR_MAP_INTERLEAVE_NONE, m.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, m.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (r != CUDA_SUCCESS) die("cuTensorMapEncodeTiled: error %d", static_cast<int>(r));
   return map;
