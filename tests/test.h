@@ -27,10 +27,11 @@ const char *test_write(const char *name, const void *data, size_t len);
 /* Runs fn(arg) in a child process that must die(); returns what it said (valid until the next
  * call). The running test fails when the child lives. */
 const char *test_death(void (*fn)(void *arg), void *arg);
-/* Whether a checker that makes all of it many times slower looks on (RLHF_NO_RATES): timings are
- * left out, and of many cases and large shapes as many as it takes to run every kernel and branch.
- */
+/* Whether a checker looks on that makes all of it ten to a hundred times slower (RLHF_NO_RATES=1):
+ * timings are left out, and of many cases and large shapes some. Closely, a thousand times slower
+ * (=2): as few and as small as run every kernel. */
 bool test_is_watched(void);
+bool test_is_watched_closely(void);
 /* Relative difference |a - b| / max(1e-30, largest |b|) over n; the largest of them. */
 double test_rel_error(const float *a, const float *b, size_t n);
 

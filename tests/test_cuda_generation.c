@@ -40,7 +40,7 @@ static void fill(Requests *r, int vocab) {
 /* Sampling ends a sequence at one id in fifty. */
 static GenParams params(bool greedy) {
   GenParams p = {.sample = {.temperature = 1, .top_p = 1, .greedy = greedy},
-                 .max_new_tokens = NEW,
+                 .max_new_tokens = test_is_watched_closely() ? 5 : NEW,
                  .n_eos = MODEL_MAX_EOS,
                  .seed = 5,
                  .step = 3};
@@ -107,10 +107,14 @@ static GenParams params_of(const struct Way *w, bool greedy) {
   return p;
 }
 
-/* Where a checker looks on, every fourth way, counted over the program. */
+/* Where a checker looks on, every fourth way, counted over the program; closely, every seventh, and
+ * few requests of few tokens. */
 static bool leaves_out(void) {
   static int ways_so_far;
-  return test_is_watched() && ways_so_far++ % 4 != 0;
+  return test_is_watched() && ways_so_far++ % (test_is_watched_closely() ? 7 : 4) != 0;
+}
+static int requests_of(const struct Way *w) {
+  return test_is_watched_closely() && w->n > 9 ? 9 : w->n;
 }
 
 /* A penalty looks at what a sequence has had: on the device through bursts, rows that move, wait
@@ -128,11 +132,12 @@ static void penalties_are_the_cpus(void **state) {
     GenParams p = params_of(way, k % 2), alone = p;
     p.sample.repetition_penalty = alone.sample.repetition_penalty = 1.4f;
     alone.look = 1;
-    GenStats s = run(gpu, &p, r, way->n, got);
-    run(cpu, &alone, r, way->n, want);
-    compare("F32, penalty", &p, way->n, &s, got, want, 1e-4);
-    gen_results_free(got, way->n);
-    gen_results_free(want, way->n);
+    int n = requests_of(way);
+    GenStats s = run(gpu, &p, r, n, got);
+    run(cpu, &alone, r, n, want);
+    compare("F32, penalty", &p, n, &s, got, want, 1e-4);
+    gen_results_free(got, n);
+    gen_results_free(want, n);
   }
   free(r);
   model_free(cpu);
@@ -176,19 +181,19 @@ static void kept_ids_are_the_cpus(void **state) {
     p.sample.min_p = 0.02f;
     p.keep = true;
     KeptDifferences d = {0};
-    run(gpu, &p, r, ways[k].n, got);
+    int n = requests_of(&ways[k]);
+    run(gpu, &p, r, n, got);
     p.look = 1;
-    run(cpu, &p, r, ways[k].n, want);
-    for (int i = 0; i < ways[k].n; i++) compare_kept_one(&got[i], &want[i], 125, &d);
+    run(cpu, &p, r, n, want);
+    for (int i = 0; i < n; i++) compare_kept_one(&got[i], &want[i], 125, &d);
     bool ok = d.tokens == 0 && d.missing == 0 && d.edges <= 7 && d.logprobs < 1e-4;
     print_message(
         "%s kept, %d requests, look %d: %d tokens differ, %d not kept, %d at an edge, "
         "log-probabilities by %.1e\n",
-        ok ? "      " : "FAILED", ways[k].n, ways[k].look, d.tokens, d.missing, d.edges,
-        d.logprobs);
+        ok ? "      " : "FAILED", n, ways[k].look, d.tokens, d.missing, d.edges, d.logprobs);
     two.failures += !ok;
-    gen_results_free(got, ways[k].n);
-    gen_results_free(want, ways[k].n);
+    gen_results_free(got, n);
+    gen_results_free(want, n);
   }
   free(r);
   model_free(cpu);
@@ -210,10 +215,10 @@ static void compare_devices(bool odd, bool greedy) {
   for (int k = 0; k < N_WAYS; k++) {
     if (leaves_out()) continue;
     GenParams p = params_of(&ways[k], greedy);
-    GenStats s = run(gpu, &p, r, ways[k].n, got);
-    compare(odd ? "F32, odd sizes" : "F32", &p, ways[k].n, &s, got, want[ways[k].min_new > 0],
-            1e-4);
-    gen_results_free(got, ways[k].n);
+    int n = requests_of(&ways[k]);
+    GenStats s = run(gpu, &p, r, n, got);
+    compare(odd ? "F32, odd sizes" : "F32", &p, n, &s, got, want[ways[k].min_new > 0], 1e-4);
+    gen_results_free(got, n);
   }
   for (int ban = 0; ban < 2; ban++) gen_results_free(want[ban], MOST);
   free(r);
@@ -280,7 +285,7 @@ static void runs_are_the_same_bits(void **state) {
   Requests *r = mem_zalloc(1, sizeof *r);
   fill(r, c.vocab_size);
   static const int sizes[] = {1, 4, 16, 64}, looks[] = {0, 0, 0};
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 4; i += test_is_watched_closely() ? 2 : 1) {
     GenParams p = params(false);
     GenResult first[MOST];
     if (test_is_watched()) p.max_new_tokens = 3;
@@ -303,14 +308,15 @@ static void weights_are_current(void **state) {
   GenParams p = params(true);
   p.max_batch = 20;
   GenResult want[MOST], got[MOST];
-  for (int k = 0; k < (test_is_watched() ? 2 : 3); k++) {
+  int n = test_is_watched_closely() ? 9 : 20;
+  for (int k = 0; k < (test_is_watched_closely() ? 1 : 3); k++) {
     Model *cpu = make(&two.cpu, false, DT_F32), *gpu = make(&two.gpu, false, DT_F32);
     for (int round = 0; round < 2; round++) {
-      GenStats s = run(gpu, &p, r, 20, got);
-      run(cpu, &p, r, 20, want);
-      compare("F32, new weights", &p, 20, &s, got, want, 1e-4);
-      gen_results_free(got, 20);
-      gen_results_free(want, 20);
+      GenStats s = run(gpu, &p, r, n, got);
+      run(cpu, &p, r, n, want);
+      compare("F32, new weights", &p, n, &s, got, want, 1e-4);
+      gen_results_free(got, n);
+      gen_results_free(want, n);
       Model *both[] = {cpu, gpu};
       for (int i = 0; i < 2; i++) {
         int64_t start, count;

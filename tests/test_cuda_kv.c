@@ -99,6 +99,7 @@ static void agrees(DType type) {
     for (int j = 0; j < 4; j++) {
       const Case *c = cases + i;
       if (test_is_watched() && j != i % 4) continue;
+      if (test_is_watched_closely() && (i % 2 == 0) != (type == DT_F32)) continue;
       Cached x = cache(c, type, page_sizes[j], 4 * (uint64_t)i + (uint64_t)j);
       write_gpu(t, &x);
       decode_gpu(t, &x);
@@ -140,7 +141,7 @@ static void same_bits(void **state) {
     float *again = twin_back(x.out);
     size_t row = (size_t)x.hd * sizeof *all;
     twin_check("decoding twice gives other bits", memcmp(all, again, (size_t)c.n_seqs * row) == 0);
-    for (int b = 0; b < c.n_seqs; b++) {
+    for (int b = 0; b < (test_is_watched_closely() ? 1 : c.n_seqs); b++) {
       Cached one = x;
       int64_t pages = (c.len[b] + 15) / 16; /* a table no wider than it must be */
       one.table.gpu = tensor_2d(tensor_i32(x.table.gpu) + b * x.width, DT_I32, 1, pages);

@@ -48,8 +48,11 @@ typedef struct Packed {
   Pair offsets, qkv, dout, out, lse, dqkv;
 } Packed;
 
-/* Where a checker looks on, tokens of three tiles at most. */
-static int32_t len_of(int32_t len) { return test_is_watched() && len > 140 ? 140 : len; }
+/* Where a checker looks on, tokens of three tiles at most, or of two. */
+static int32_t len_of(int32_t len) {
+  int32_t most = test_is_watched_closely() ? 70 : test_is_watched() ? 140 : len;
+  return len < most ? len : most;
+}
 
 static Packed pack(const Case *c, DType type, uint64_t seed) {
   Packed p = {.c = c, .type = type};
@@ -105,6 +108,7 @@ static void agrees(DType type) {
   Twins *t = own_twins();
   for (int i = 0; i < N_CASES; i++) {
     const Case *c = cases + i;
+    if (test_is_watched_closely() && (i + (type == DT_F32)) % 3 != 0) continue;
     Packed p = pack(c, type, 10 * (uint64_t)i);
     run_gpu(&p);
     run_cpu(t, &p);
@@ -154,7 +158,7 @@ static void same_bits(void **state) {
   for (int k = 0; k < 2; k++) {
     DType type = k ? DT_BF16 : DT_F32;
     Packed a = pack(&among, type, 3), b = pack(&alone, type, 5), again = pack(&among, type, 3);
-    int64_t q = a.qkv.cpu.dim[1], hd = a.out.cpu.dim[1], skip_rows = 77, n = len_of(333);
+    int64_t q = a.qkv.cpu.dim[1], hd = a.out.cpu.dim[1], skip_rows = len_of(77), n = len_of(333);
     size_t size = dtype_size(type);
     device_copy(twin_state.gpu, b.qkv.gpu.data,
                 (char *)a.qkv.gpu.data + (size_t)(skip_rows * q) * size, (size_t)(n * q) * size);

@@ -30,7 +30,7 @@ enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
 static void check_norm_fwd(DType t, Size s, bool layer, bool with_delta, int64_t shift) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, c = s.c;
   bool rounded = with_delta && t == DT_BF16;
   Pair x = twin_rows(twin_random(t, 1, 1, 1, n * c + shift), shift, n, c);
@@ -98,7 +98,7 @@ static void run_norm_bwd(Device *d, const Ops *op, bool layer, Tensor dy, Tensor
 
 static void check_norm_bwd(DType t, Size s, bool layer, int64_t shift) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, c = s.c;
   Pair dy = twin_random(t, 1, 1, 2, n, c), x = twin_random(t, 2, 1, 2, n, c);
   Pair weight = twin_random(t, 3, 1, 1, c);
@@ -147,7 +147,7 @@ enum { N_HEADS = sizeof heads / sizeof heads[0] };
 
 static void check_qk_norm(DType t, Heads s) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, q = (int64_t)(s.h + 2 * s.k) * s.d;
   AttnShape a = {s.h, s.k, s.d, 1, 0};
   Pair raw = twin_random(t, 1, 1, 2, n, q), y = twin_unwritten(t, 2, n, q);
@@ -186,7 +186,7 @@ static void qk_norms(void **state) {
 
 static void check_rope(DType t, Heads s, bool inverse) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, q = (int64_t)(s.h + 2 * s.k) * s.d, p = 50;
   AttnShape a = {s.h, s.k, s.d, 1, 0};
   Pair x = twin_random(t, 1, 1, 2, n, q), positions = twin_random_ints(2, n, (int32_t)p);
@@ -209,7 +209,7 @@ static void ropes(void **state) {
 
 static void check_swiglu(DType t, Size s, int64_t shift) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, f = s.c;
   Pair gu = twin_rows(twin_random(t, 1, 3, 1, 2 * n * f + shift), shift, n, 2 * f);
   Pair y = twin_unwritten(t, 2, n, f), dy = twin_random(t, 2, 1, 2, n, f);
@@ -248,7 +248,7 @@ static void swiglus(void **state) {
 
 static void check_activation(DType t, Activation kind, Size s, int64_t shift) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, f = s.c;
   Pair x = twin_rows(twin_random(t, 1, 3, 1, n * f + shift), shift, n, f);
   Pair dy = twin_rows(twin_random(t, 2, 1, 1, n * f + shift), shift, n, f);
@@ -276,7 +276,7 @@ static void activations(void **state) {
 
 static void check_bias(DType t, Size s) {
   Twins *w = twins();
-  if (twin_leaves_out(5)) return;
+  if (twin_leaves_out(5, 10)) return;
   Pair x = twin_random(t, 1, 1, 2, s.n, s.c), b = twin_random(t, 2, 1, 1, s.c);
   w->cpu_ops->bias_add(w->cpu, x.cpu, b.cpu);
   w->gpu_ops->bias_add(w->gpu, x.gpu, b.gpu);

@@ -153,12 +153,16 @@ static void agrees(void **state) {
   twins();
   int failures = 0;
   for (int i = 0; i < N_CASES; i++) {
+    static const bool few[N_CASES] = {
+        [1] = true, [3] = true, [11] = true, [12] = true, [13] = true};
     Case c = cases[i];
-    if (test_is_watched() && c.batch > 3) c.batch = 3;
+    if (test_is_watched_closely() && !few[i])
+      continue; /* one for each number of ids a thread has */
+    if (test_is_watched()) c.batch = test_is_watched_closely() ? 1 : c.batch < 3 ? c.batch : 3;
     Draw x = make(&c, (uint64_t)i + 1);
     Pair kept = make_kept(c.batch, c.v);
     for (int k = 0; k < N_PARAMS; k++) {
-      if (twin_leaves_out(5)) continue;
+      if (twin_leaves_out(5, 6)) continue;
       char name[128];
       x.p = params[k];
       x.kept = x.p.greedy ? twin_absent() : kept;
@@ -192,7 +196,7 @@ static void extremes(void **state) {
   for (int k = 0; k < N_PARAMS; k++)
     for (int i = 0; i < 3; i++)
       for (int ban = 0; ban < 2; ban++) {
-        if (twin_leaves_out(5)) continue;
+        if (twin_leaves_out(5, 20)) continue;
         const float u[6] = {us[i], us[i], us[i], us[i], us[i], us[i]};
         const int32_t none[6] = {0};
         Draw x = {.p = params[k]};

@@ -63,11 +63,11 @@ static inline Twins *twins(void) {
   return t;
 }
 
-/* Where a checker looks on, whether to leave out the next of many cases: all but every `of`-th,
- * counted over the program. */
-static inline bool twin_leaves_out(int of) {
+/* Where a checker looks on, whether to leave out the next of many cases, counted over the program:
+ * all but every `of`-th, or closely all but every `closely`-th. */
+static inline bool twin_leaves_out(int of, int closely) {
   static int cases;
-  return test_is_watched() && cases++ % of != 0;
+  return test_is_watched() && cases++ % (test_is_watched_closely() ? closely : of) != 0;
 }
 
 /* ---- pairs ---- */
