@@ -91,8 +91,8 @@ $(BUILD)/config: FORCE
 	  echo '$(CUDA) $(if $(filter 1,$(CUDA)),$(NVCC) $(CUDA_ARCHS) $(CUDA_INC))' >$@
 FORCE:
 
-# Most tests run the libraries' loops and none of their own: so they compile in half the time.
-$(BUILD)/tests/%.c.o: OPT += $(if $(filter test_kernels_% test_zeropp_%,$(*F)),,-O1)
+# Most tests run the libraries' loops and few of their own: so they compile in a third of the time.
+$(BUILD)/tests/%.c.o: OPT += $(if $(filter test_kernels_quant% test_kernels_sample,$(*F)),,-O1)
 $(BUILD)/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
