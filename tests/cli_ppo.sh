@@ -157,6 +157,8 @@ both ppo.mean=sequence
 both ppo.max_kl=0.000001
 both ppo.missing_eos_penalty=1
 EOF
+averaged() { ppo "${base[@]}" ppo.ema_decay=0.5 && mv run/actor half && ppo "${base[@]}" ppo.ema_decay=0.9 && ! cmp -s run/actor/model.safetensors half/model.safetensors; }
+ok "and by how much ema_decay says" averaged
 
 # ---- who draws what ----
 
@@ -233,4 +235,29 @@ margins() {
   records reward preference 1 5 --set data.preference.margin_field=margin && near "$(of loss)" "($sum) / 5"
 }
 ok "reward: over the pairs, each with its own margin" margins
+
+# ---- what goes from stage to stage, and out ----
+
+figures() { grep '"stage":"ppo"' "$1/metrics.jsonl" | sed 's/"run_step":[0-9]*,//; s/,"seconds":.*//'; }
+through() { # each from the result of the one before
+  local steps='ppo={steps: 2, epochs: 2, minibatches: 2, eval_every: 0}' answers='rollout={prompts_per_step: 8, max_new_tokens: 5}'
+  run train start.yaml --set stages='[sft, reward, ppo]' --set run.directory=all --set "$steps" --set "$answers" &&
+    ppo models.reference=start/sft "$steps" "$answers" rewards=null && [ "$(figures all)" = "$(figures run)" ] &&
+    cmp all/actor/model.safetensors run/actor/model.safetensors && cmp all/critic/model.safetensors run/critic/model.safetensors
+}
+ok "stages in one run are the stages one by one" through
+configured() {
+  run train start.yaml --set run.directory=run --set stages='[sft]' --set sft.steps=1 --set checkpoint.dtype=bfloat16 --set checkpoint.max_shard_gb=1e-5 \
+    --set 'models.actor={init: {vocab_size: 700, hidden_size: 24, layers: 2, heads: 4, kv_heads: 2, head_dim: 8, ffn: 20, max_positions: 70, rope_theta: 500, norm_eps: 1.0e-4, init_std: 0.25, tied_head: true}}' &&
+    [ -e run/sft/model.safetensors.index.json ] && run inspect run/sft && grep -q 'BF16 .*embed_tokens' out &&
+    [ "$(tr -d ' ,"' <run/sft/config.json | grep -E '^(vocab_size|hidden_size|num_.*|head_dim|intermediate_size|max_position.*|rope_theta|rms_norm_eps|init.*|tie.*):' | cut -d: -f2 | xargs)" = \
+      "700 24 20 2 4 2 8 70 0.0001 0.25 true 500.0" ]
+}
+ok "random weights are of the sizes and the type that the recipe names" configured
+counts() { # 38 examples and 2 held out, 12 a step
+  run train start.yaml --set run.directory=run --set stages='[sft]' --set sft.steps=0 --set sft.epochs=2 --set batch.sft=12 && [ "$(wc -l <run/metrics.jsonl)" = 7 ] &&
+    ppo ppo.eval_every=1 ppo.eval_prompts=3 report.samples=2 && [ "$(wc -l <run/samples/step_000001.jsonl)" = 2 ] &&
+    ppo ppo.eval_every=1 ppo.eval_prompts=1 report.samples=2 && [ "$(wc -l <run/samples/step_000001.jsonl)" = 1 ]
+}
+ok "epochs, evaluations and samples are as many as asked for" counts
 echo "1..$number"
