@@ -153,7 +153,23 @@ static void not_a_number_travels(void **state) {
   case_free(c);
 }
 
+/* Rank r works for r + 1 seconds and waits for the last one. */
+static void the_least_busy_rank(void **state) {
+  (void)state;
+  Error err = {""};
+  Grid *g = grid_create(0, &err);
+  assert_non_null(g);
+  RolloutShare s = {.n = 0};
+  assert_true(rollout_busy(&s, g->all) == 1); /* nobody had anything to do */
+  s.stats = (GenStats){.prefill_seconds = 0.25 * (g->rank + 1),
+                       .decode_seconds = 0.75 * (g->rank + 1),
+                       .wait_seconds = g->world - g->rank};
+  assert_true(fabs(rollout_busy(&s, g->all) - 1.0 / (g->world + 1)) < 1e-12);
+  grid_free(g);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(the_least_busy_rank),
     cmocka_unit_test(shares_answers),
     cmocka_unit_test(shares_fields_and_scores),
     cmocka_unit_test(not_a_number_travels),
