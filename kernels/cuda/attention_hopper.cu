@@ -21,6 +21,7 @@
 
 #include "kernels/cuda/attention_hopper_tiles.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/tensor_map.h"
 
 namespace {
 
@@ -85,25 +86,23 @@ void add_rotation(Rotation r, HopperJob *job) {
 
 /* A matrix in tiles for the copy engine. */
 CUtensorMap map_tiles(Tensor x) {
-  typedef decltype(&cuTensorMapEncodeTiled) Encode;
-  static Encode encode = nullptr;
-  if (!encode) {
-    void *found = nullptr;
-    cudaDriverEntryPointQueryResult status;
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                cudaEnableDefault, &status));
-    require(status == cudaDriverEntryPointSuccess);
-    encode = reinterpret_cast<Encode>(found);
-  }
-  CUtensorMap map;
-  cuuint64_t dims[2] = {static_cast<cuuint64_t>(x.dim[1]), static_cast<cuuint64_t>(x.dim[0])};
-  cuuint64_t stride[1] = {2 * dims[0]};
-  cuuint32_t box[2] = {64, HOPPER_ROWS}, step[2] = {1, 1};
-  CUresult r = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x.data, dims, stride, box, step,
-                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (r != CUDA_SUCCESS) die("cuTensorMapEncodeTiled: error %d", static_cast<int>(r));
-  return map;
+  uint64_t columns = static_cast<uint64_t>(x.dim[1]), rows = static_cast<uint64_t>(x.dim[0]);
+  return tensor_map(x.data, {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                             CU_TENSOR_MAP_SWIZZLE_128B,
+                             2,
+                             {columns, rows},
+                             {2 * columns},
+                             {64, HOPPER_ROWS}});
+}
+/* lse and delta, n each: 64 of both at a time. */
+CUtensorMap map_rows(const HopperJob &job, size_t n) {
+  require(n <= INT32_MAX && job.delta == job.lse + n);
+  return tensor_map(job.lse, {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                              CU_TENSOR_MAP_SWIZZLE_NONE,
+                              2,
+                              {n, 2},
+                              {sizeof(float) * n},
+                              {HOPPER_ROWS, 2}});
 }
 
 /* Whether the card and the shape are those that the kernels are for. */
@@ -170,7 +169,7 @@ bool hopper_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_
   else
     launch_rows<128>(job, cuda_stream(d));
   CUtensorMap qkv_map = map_tiles(qkv_NQ), dout_map = map_tiles(dout_NHD);
-  hopper_keys(job, s.head_dim, qkv_map, dout_map, cuda_stream(d));
+  hopper_keys(job, s.head_dim, qkv_map, dout_map, map_rows(job, numbers), cuda_stream(d));
   hopper_queries(job, s.head_dim, qkv_map, dout_map, cuda_stream(d));
   if (rotation.cos_Pr.data && !whole)
     cuda_rope(d, dqkv_NQ, rotation.positions_N, rotation.cos_Pr, rotation.sin_Pr, s, true);

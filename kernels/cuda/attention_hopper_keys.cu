@@ -14,7 +14,7 @@ struct Shared {
   static constexpr int PARTS = D / 64, RING = D == 64 ? 6 : 4, STAYS = D == 64 ? 0 : 2 * PARTS;
   unsigned char q[RING][2 * PARTS][TILE]; /* first: at a multiple of 1024 bytes; behind q dout */
   unsigned char k[GROUPS][STAYS > 0 ? STAYS : 1][STAYS > 0 ? TILE : 1]; /* behind k v */
-  alignas(16) float row[RING][2][HOPPER_ROWS];                          /* lse and delta */
+  alignas(128) float row[RING][2][HOPPER_ROWS];                         /* lse and delta */
   uint64_t full[RING], empty[RING], here;
 };
 
@@ -39,7 +39,8 @@ struct Work {
 
 template <int D>
 __device__ __forceinline__ void copy(Shared<D> *sh, const HopperJob &job, const HopperPlace &b,
-                                     const CUtensorMap *qkv_map, const CUtensorMap *dout_map) {
+                                     const CUtensorMap *qkv_map, const CUtensorMap *dout_map,
+                                     const CUtensorMap *rows_map) {
   constexpr int PARTS = Shared<D>::PARTS, RING = Shared<D>::RING, STAYS = Shared<D>::STAYS;
   Work w(job, b);
   uint32_t here = shared_address(&sh->here);
@@ -53,7 +54,6 @@ __device__ __forceinline__ void copy(Shared<D> *sh, const HopperJob &job, const 
   int tile = 0;
   for (int step = 0; step < w.steps; step++) {
     int at = step % RING, row = w.first_row + tile * HOPPER_ROWS;
-    int64_t stat = (static_cast<int64_t>(w.head) * job.tiles + w.stat + tile) * HOPPER_ROWS;
     uint32_t full = shared_address(&sh->full[at]);
     if (step >= RING) wait_for(&sh->empty[at], step / RING - 1);
     barrier_expect(full, 2 * PARTS * TILE + static_cast<int>(sizeof sh->row[at]));
@@ -62,8 +62,8 @@ __device__ __forceinline__ void copy(Shared<D> *sh, const HopperJob &job, const 
       copy_tile(shared_address(sh->q[at][part]), qkv_map, column, row, full);
       copy_tile(shared_address(sh->q[at][PARTS + part]), dout_map, column, row, full);
     }
-    copy_bytes(shared_address(sh->row[at][0]), job.lse + stat, sizeof sh->row[at][0], full);
-    copy_bytes(shared_address(sh->row[at][1]), job.delta + stat, sizeof sh->row[at][1], full);
+    copy_tile(shared_address(sh->row[at]), rows_map,
+              (w.head * job.tiles + w.stat + tile) * HOPPER_ROWS, 0, full);
     if (++tile == w.tiles) tile = 0, w.head++;
   }
 }
@@ -182,6 +182,7 @@ template <int D>
 __global__ __launch_bounds__((GROUPS + 1) * HOPPER_WARPGROUP,
                              1) void keys_kernel(const __grid_constant__ CUtensorMap qkv_map,
                                                  const __grid_constant__ CUtensorMap dout_map,
+                                                 const __grid_constant__ CUtensorMap rows_map,
                                                  HopperJob job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -201,7 +202,7 @@ __global__ __launch_bounds__((GROUPS + 1) * HOPPER_WARPGROUP,
   __syncthreads();
   if (me.group == GROUPS) {
     registers_give<24>();
-    if (threadIdx.x % HOPPER_WARPGROUP == 0) copy(sh, job, b, &qkv_map, &dout_map);
+    if (threadIdx.x % HOPPER_WARPGROUP == 0) copy(sh, job, b, &qkv_map, &dout_map, &rows_map);
   } else {
     registers_take<240>();
     if (me.group < groups) compute(sh, job, b, me);
@@ -211,21 +212,21 @@ __global__ __launch_bounds__((GROUPS + 1) * HOPPER_WARPGROUP,
 
 template <int D>
 void launch(const HopperJob &job, const CUtensorMap &qkv_map, const CUtensorMap &dout_map,
-            cudaStream_t stream) {
+            const CUtensorMap &rows_map, cudaStream_t stream) {
   auto kernel = keys_kernel<D>;
   int bytes = static_cast<int>(sizeof(Shared<D>));
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<hopper_blocks(job, KEYS, job.n_kv_heads), (GROUPS + 1) * HOPPER_WARPGROUP,
-           sizeof(Shared<D>), stream>>>(qkv_map, dout_map, job);
+           sizeof(Shared<D>), stream>>>(qkv_map, dout_map, rows_map, job);
   CUDA_LAUNCHED();
 }
 
 }  // namespace
 
 void hopper_keys(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
-                 const CUtensorMap &dout_map, cudaStream_t stream) {
+                 const CUtensorMap &dout_map, const CUtensorMap &rows_map, cudaStream_t stream) {
   if (head_dim == 64)
-    launch<64>(job, qkv_map, dout_map, stream);
+    launch<64>(job, qkv_map, dout_map, rows_map, stream);
   else
-    launch<128>(job, qkv_map, dout_map, stream);
+    launch<128>(job, qkv_map, dout_map, rows_map, stream);
 }

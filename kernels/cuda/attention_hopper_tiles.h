@@ -32,11 +32,12 @@ struct HopperJob {
   int n_positions;
 };
 
-/* The kernels, for heads of 64 or 128: out; dk and dv; dq. Maps are of tiles, 64 rows of 64. */
+/* The kernels, for heads of 64 or 128: out; dk and dv; dq. Maps are of tiles, 64 rows of 64;
+ * rows_map of lse and delta, 64 of each. */
 void hopper_forward(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
                     cudaStream_t stream);
 void hopper_keys(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
-                 const CUtensorMap &dout_map, cudaStream_t stream);
+                 const CUtensorMap &dout_map, const CUtensorMap &rows_map, cudaStream_t stream);
 void hopper_queries(const HopperJob &job, int head_dim, const CUtensorMap &qkv_map,
                     const CUtensorMap &dout_map, cudaStream_t stream);
 

@@ -166,13 +166,6 @@ __device__ inline void copy_tile(uint32_t to, const CUtensorMap *map, int column
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-__device__ inline void copy_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
-}
 
 /* Behind ordinary writes to shared memory that products or the copy engine read next. */
 __device__ inline void shared_written() {
