@@ -27,6 +27,7 @@ struct CodesShared {
   unsigned char x[X_STAGES][N * CODES_K * 2];
   float4 other[G - 1][N / 4][STREAM_WORKERS]; /* sums of warpgroups but the first */
   uint64_t w_full[W_STAGES], w_empty[W_STAGES], x_full[X_STAGES], x_empty[X_STAGES];
+  uint64_t written, read; /* other */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -118,32 +119,20 @@ __device__ inline void codes_sum(float (&sum)[2][N / 2], CodesScales<G> &scales,
   }
 }
 
-/* The first warpgroup waits for what the others have written, and they, before they write again,
- * until it has read that. */
-enum { CODES_WRITTEN = 2, CODES_READ = 3 };
-template <int G>
-__device__ inline void codes_arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(G * STREAM_WORKERS) : "memory");
-}
-template <int G>
-__device__ inline void codes_wait(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(G * STREAM_WORKERS) : "memory");
-}
-
-/* The first warpgroup's sums become those of all. */
+/* The first warpgroup's sums of the block's n-th tile become those of all: it waits for what the
+ * others have written, and they, before they write again, until it has read that. */
 template <int N, int G, class Shared>
-__device__ inline void codes_join(float (&sum)[2][N / 2], Shared *sh, bool first_tile,
-                                  bool last_tile) {
+__device__ inline void codes_join(float (&sum)[2][N / 2], Shared *sh, int n) {
   int thread = static_cast<int>(threadIdx.x % STREAM_WORKERS);
   int group = static_cast<int>(threadIdx.x) / STREAM_WORKERS;
   if (group > 0) {
-    if (!first_tile) codes_wait<G>(CODES_READ);
+    if (n > 0) barrier_wait(shared_at(&sh->read), (n - 1) & 1);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) sh->other[group - 1][i][thread] = stream_piece<N>(sum, i);
-    codes_arrive<G>(CODES_WRITTEN);
+    barrier_arrive(shared_at(&sh->written));
     return;
   }
-  codes_wait<G>(CODES_WRITTEN);
+  barrier_wait(shared_at(&sh->written), n & 1);
 #pragma unroll
   for (int g = 0; g < G - 1; g++)
 #pragma unroll
@@ -155,7 +144,7 @@ __device__ inline void codes_join(float (&sum)[2][N / 2], Shared *sh, bool first
       s[2] += other.z;
       s[3] += other.w;
     }
-  if (!last_tile) codes_arrive<G>(CODES_READ);
+  barrier_arrive(shared_at(&sh->read));
 }
 
 template <WireKind KIND, int N, int G, class Shared, int W_STAGES, int X_STAGES>
@@ -174,7 +163,7 @@ __device__ inline void codes_work(const Stream &a, const CodeScales &c, Shared *
     int from = max(first, tile * a.chunks), to = min(end, (tile + 1) * a.chunks);
     float sum[2][N / 2];
     codes_sum<KIND, N, G, Shared, W_STAGES, X_STAGES>(sum, scales, a, c, sh, at, from, to, first);
-    codes_join<N, G>(sum, sh, tile == first_tile, tile == last_tile);
+    codes_join<N, G>(sum, sh, tile - first_tile);
     if (group == 0) stream_end_tile<N>(a, tile, to - from, sum);
   }
   stream_add_up_all<N, G>(a, first_tile, last_tile, by_first, by_last);
@@ -195,6 +184,10 @@ __global__ __launch_bounds__(codes_threads(G),
   int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   int lane = static_cast<int>(threadIdx.x % 32), bringer = warp - G * STREAM_WORKERS / 32;
   if (bringer >= 0 && lane == 0) map_fetch(bringer == 0 ? &w_map : &x_map);
+  if (threadIdx.x == 0) {
+    barrier_init(shared_at(&sh->written), (G - 1) * STREAM_WORKERS);
+    barrier_init(shared_at(&sh->read), STREAM_WORKERS);
+  }
   stream_start_rings<Shared, W_STAGES, X_STAGES>(sh, 1);
   next_kernel_may_start();
   if (bringer < 0) {
