@@ -171,6 +171,8 @@ static void agrees(void **state) {
                (long long)cases[i].v, cases[i].ties ? " ties" : "", cases[i].ban ? " banned" : "",
                (double)x.p.temperature, x.p.top_k, (double)x.p.top_p, (double)x.p.min_p,
                (double)x.p.repetition_penalty, x.p.greedy ? " greedy" : "");
+      if (test_is_watched_closely()) print_message("       %s\n", name);
+      fflush(stdout);
       compare(name, &x);
     }
     failures += twin_state.failures;
