@@ -1,9 +1,9 @@
 /* RMSNorm and LayerNorm backward: norm.cu and layernorm.cu make their ops of it, LAYER tells which.
  *
- * A block works through many rows; it reads ahead into shared memory, where each thread finds what
- * it asked for itself, and keeps its columns' part of dw in registers until the end; one barrier
- * per row. Rows that are too wide or not aligned go through kernels that take any shape and read a
- * row again. */
+ * A block works through many rows, from the last ones on (block_from_end); it reads ahead into
+ * shared memory, where each thread finds what it asked for itself, and keeps its columns' part of
+ * dw in registers until the end; one barrier per row. Rows that are too wide or not aligned go
+ * through kernels that take any shape and read a row again. */
 #ifndef KERNELS_CUDA_NORM_BWD_H
 #define KERNELS_CUDA_NORM_BWD_H
 
@@ -65,7 +65,7 @@ struct NormRing {
     return row_of + stage * (NORM_MOST_THREADS / 32) + threadIdx.x / 32;
   }
   __device__ void fetch(const NormBwd<T> &a, int64_t row, int stage) const {
-    if (row < a.n) {
+    if (row >= 0) {
       const int lane = threadIdx.x % 32;
       if (lane == 0) __pipeline_memcpy_async(&of_row(stage)->x, a.rstd + row, sizeof(float));
       if (lane == 1 && a.mean)
@@ -128,17 +128,17 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_bwd_kernel(NormBwd<T> 
   Floats<V> dw[PACKS] = {}, db[PACKS] = {};
   NormPart<V> part[PACKS];
   Raw<T, V> w[PACKS] = {};
-  int64_t row = blockIdx.x;
+  int64_t row = a.n - 1 - blockIdx.x;
   wait_for_kernel_before();
   let_next_kernel_start();
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) ring.fetch(a, row + s * step, s);
+  for (int s = 0; s < STAGES - 1; s++) ring.fetch(a, row - s * step, s);
 #pragma unroll
   for (int p = 0; p < PACKS; p++)
     if (first + p * stride < a.c) w[p] = raw_load<T, V>(a.w + first + p * stride);
 
-  for (int turn = 0; row < a.n; turn++, row += step) {
-    ring.fetch(a, row + (STAGES - 1) * step, (turn + STAGES - 1) % STAGES);
+  for (int turn = 0; row >= 0; turn++, row -= step) {
+    ring.fetch(a, row - (STAGES - 1) * step, (turn + STAGES - 1) % STAGES);
     const int stage = turn % STAGES;
     __pipeline_wait_prior(STAGES - 1);
     __syncwarp(); /* rstd and mean are from other lanes */

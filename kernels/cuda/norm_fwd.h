@@ -24,7 +24,7 @@ enum { NORM_MOST_THREADS = 512 };
 template <class T, int PACKS, bool LAYER>
 __global__ void __launch_bounds__(NORM_MOST_THREADS) norm_fwd_kernel(NormFwd<T> a) {
   constexpr int V = wide<T>;
-  const int64_t row = blockIdx.x, stride = static_cast<int64_t>(blockDim.x) * V;
+  const int64_t row = block_from_end(), stride = static_cast<int64_t>(blockDim.x) * V;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * V;
   T *x_row = a.x + row * a.c;
   Raw<T, V> x[PACKS], w[PACKS];

@@ -32,7 +32,7 @@ enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };
  * `team + teams`, and so on. */
 template <class T, int V>
 __global__ void __launch_bounds__(ROPE_THREADS) rope_kernel(Rope a, T *qkv) {
-  int64_t i = static_cast<int64_t>(blockIdx.x) * ROPE_THREADS + threadIdx.x;
+  int64_t i = block_from_end() * ROPE_THREADS + threadIdx.x;
   int64_t row = i / (a.lanes * a.teams);
   if (row >= a.n) return;
   int rest = static_cast<int>(i - row * (a.lanes * a.teams));

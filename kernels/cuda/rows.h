@@ -109,6 +109,13 @@ __device__ inline void floats_store(T *p, const Floats<V> &f) {
   raw_store<T, V>(p, raw_of<T, V>(f));
 }
 
+/* The block's number counted from the last one. What streams behind a product begins with the rows
+ * that the product wrote last, which the second cache may still hold, and ends with those that the
+ * next product reads first. */
+__device__ inline int64_t block_from_end() {
+  return static_cast<int64_t>(gridDim.x) - 1 - blockIdx.x;
+}
+
 /* ---- shape checks: as the CPU's, of any float type ---- */
 
 static inline bool is_2d(Tensor t, DType type, int64_t d0, int64_t d1) {

@@ -8,7 +8,7 @@ enum { SWIGLU_THREADS = 256, SWIGLU_UNROLL = 2 };
 template <class T, int V>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_fwd_kernel(int64_t accesses, int64_t per_row, const T *gu, T *y) {
-  int64_t first = static_cast<int64_t>(blockIdx.x) * SWIGLU_UNROLL * SWIGLU_THREADS + threadIdx.x;
+  int64_t first = block_from_end() * SWIGLU_UNROLL * SWIGLU_THREADS + threadIdx.x;
   Raw<T, V> g[SWIGLU_UNROLL], u[SWIGLU_UNROLL];
 #pragma unroll
   for (int k = 0; k < SWIGLU_UNROLL; k++) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
 template <class T, int V>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_bwd_kernel(int64_t accesses, int64_t per_row, const T *dy, const T *gu, T *dgu, T *y) {
-  int64_t first = static_cast<int64_t>(blockIdx.x) * SWIGLU_UNROLL * SWIGLU_THREADS + threadIdx.x;
+  int64_t first = block_from_end() * SWIGLU_UNROLL * SWIGLU_THREADS + threadIdx.x;
   Raw<T, V> g[SWIGLU_UNROLL], u[SWIGLU_UNROLL], r[SWIGLU_UNROLL];
 #pragma unroll
   for (int k = 0; k < SWIGLU_UNROLL; k++) {
