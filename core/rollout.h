@@ -12,7 +12,7 @@
  * models, and whitening, denominators and minibatches then need no care about ranks. Each rank
  * fills the fields of its own sequences and rollout_share (orchestrator) exchanges them.
  *
- * Each field has one writer; have() tells whether it was written, and readers assert it. */
+ * Each field has one writer; `have` tells whether it was written, and readers assert it. */
 #ifndef CORE_ROLLOUT_H
 #define CORE_ROLLOUT_H
 

@@ -11,8 +11,8 @@ typedef struct Decoder Decoder;
 bool buckets_fill(const GenParams *p, DeviceKind kind);
 int bucket_rows(const GenParams *p, DeviceKind kind, int n);
 /* longest: most tokens of a sequence in the cache; max_tokens: of one prefill; most_rows: of a
- * step, those that fill it up included. Device buffers come
- * from the model's arena, whose weights are FULL as long as the decoder lives. Counts in stats. */
+ * step, those that fill it up included. Device buffers come from the model's arena, whose weights
+ * are FULL as long as the decoder lives. Counts in stats. */
 Decoder *decoder_create(Model *m, const GenParams *p, Scheduler *s, int longest, int max_tokens,
                         int most_rows, GenStats *stats);
 void decoder_destroy(Decoder *d);

@@ -131,8 +131,8 @@ typedef enum Phase {
   PH_COUNT
 } Phase;
 /* What one phase took. Seconds of communication are those that compute waited for it, and part of
- * the seconds; hidden ones ran beside compute. Sequences and tokens are
- * those of the whole batch, not of one rank; generated tokens are only those after a prompt. */
+ * the seconds; hidden ones ran beside compute. Sequences and tokens are those of the whole batch,
+ * not of one rank; generated tokens are only those after a prompt. */
 typedef struct PhaseTotals {
   double seconds, flops, comm_seconds, hidden_seconds;
   int64_t sequences, prompt_tokens, generated_tokens;

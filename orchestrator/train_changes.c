@@ -1,6 +1,5 @@
 /* Which keys two recipes differ in, from their printed forms (recipe_print): a key a line, two
- * spaces a level, lists as
- * "- " and their place. */
+ * spaces a level, items of lists behind "- ". */
 #include <stdlib.h>
 #include <string.h>
 
