@@ -7,8 +7,7 @@
 #include <stdio.h>
 
 #include "core/fs.h"
-#include "generation/generation.h"
-#include "tests/test.h"
+#include "tests/tokens_test.h"
 
 /* The byte as vocabularies write it: printable Latin-1 as it is, the rest from U+0100 on. */
 static inline void bpe_put_byte(FILE *f, int byte) {
@@ -97,43 +96,6 @@ static inline void bpe_refuse(const char *dir, const char *what) {
   if (t) fail_msg("loaded; expected an error with \"%s\"", what);
   if (strncmp(err.msg, dir, strlen(dir)) != 0 || strchr(err.msg, '\n') || !strstr(err.msg, what))
     fail_msg("error is \"%s\"; expected %s/...: ... %s", err.msg, dir, what);
-}
-
-static inline TokenList bpe_encode(const Tokenizer *t, const char *s, size_t len, int flags) {
-  Error err = {""};
-  TokenList ids = {0};
-  if (tokenizer_encode(t, s, len, flags, &ids, &err)) fail_msg("%s", err.msg);
-  return ids;
-}
-
-/* Fails, showing both, unless the text has these ids. */
-static inline void bpe_expect(const Tokenizer *t, const char *s, int flags, int n,
-                              const int32_t *want) {
-  TokenList ids = bpe_encode(t, s, strlen(s), flags);
-  char found[2048] = "", *to = found;
-  for (int i = 0; i < ids.n && i < 100; i++) to += sprintf(to, " %d", ids.v[i]);
-  if (ids.n != n || (n && memcmp(ids.v, want, (size_t)n * sizeof *want) != 0))
-    fail_msg("\"%s\" has the ids%s", s, found);
-  token_list_free(&ids);
-}
-#define BPE_IDS(...) \
-  (int)(sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t)), (int32_t[]) { __VA_ARGS__ }
-
-static inline void bpe_expect_text(const Tokenizer *t, TokenList ids, const char *want,
-                                   size_t want_len) {
-  Error err = {""};
-  size_t len;
-  char *s = tokenizer_decode(t, ids.v, ids.n, &len, &err);
-  if (!s) die("%s", err.msg);
-  if (len != want_len || memcmp(s, want, len) != 0)
-    fail_msg("decoded \"%s\", expected \"%s\"", s, want);
-  free(s);
-}
-
-static inline void bpe_round_trip(const Tokenizer *t, const char *s, size_t len) {
-  TokenList ids = bpe_encode(t, s, len, 0);
-  bpe_expect_text(t, ids, s, len);
-  token_list_free(&ids);
 }
 
 #endif

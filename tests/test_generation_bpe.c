@@ -29,7 +29,7 @@ static void test_known_ids(void **state) {
     for (char *id = line; (id = strpbrk(id, "0123456789")) && id < next;)
       token_list_push(&want, (int32_t)strtol(id, &id, 10));
     *end = 0;
-    bpe_expect(t, s, 0, want.n, want.v);
+    expect_ids(t, s, 0, want.n, want.v);
     token_list_free(&want);
     line = next + 1;
   }
@@ -74,9 +74,9 @@ static void test_opt(void **state) {
   assert_int_equal(tokenizer_eos(t), 2);
   assert_true(tokenizer_adds_bos(t));
   assert_int_equal(tokenizer_vocab_size(t), 50265);
-  bpe_expect(t, "Hello world", TOK_BOS, BPE_IDS(2, 31414, 232));
-  bpe_expect(t, "</s>Hello<pad>", TOK_BOS | TOK_SPECIAL, BPE_IDS(2, 31414, 1));
-  bpe_expect(t, "</s>", 0, BPE_IDS(49138, 29, 15698)); /* "</", "s", ">" */
+  expect_ids(t, "Hello world", TOK_BOS, IDS(2, 31414, 232));
+  expect_ids(t, "</s>Hello<pad>", TOK_BOS | TOK_SPECIAL, IDS(2, 31414, 1));
+  expect_ids(t, "</s>", 0, IDS(49138, 29, 15698)); /* "</", "s", ">" */
   tokenizer_free(t);
 }
 
@@ -88,10 +88,10 @@ static void test_byte_strings(void **state) {
   char s[256];
   for (int a = 0; a < 256; a++) {
     s[0] = (char)a;
-    bpe_round_trip(t, s, 1);
+    expect_round_trip(t, s, 1, 0);
     for (int b = 0; b < 256; b++) {
       s[1] = (char)b;
-      bpe_round_trip(t, s, 2);
+      expect_round_trip(t, s, 2, 0);
     }
   }
   static const char bits[] =
@@ -102,7 +102,7 @@ static void test_byte_strings(void **state) {
       uint32_t r = rng_block(21, i, k).v[0];
       s[k] = i % 2 ? (char)r : bits[r % (sizeof bits - 1)];
     }
-    bpe_round_trip(t, s, len);
+    expect_round_trip(t, s, len, 0);
   }
   tokenizer_free(t);
 }
@@ -112,8 +112,8 @@ static void test_stories(void **state) {
   Tokenizer *t = gpt2();
   size_t len;
   char *s = read_shared("data/tinystories/tinystories_sample.txt", &len);
-  TokenList ids = bpe_encode(t, s, len, 0);
-  bpe_expect_text(t, ids, s, len);
+  TokenList ids = tokens_of(t, s, len, 0);
+  expect_text(t, ids, s, len);
   for (int i = 0; i < ids.n; i++) assert_true(ids.v[i] != 50256); /* the file spells it often */
   assert_true((size_t)ids.n < len / 3); /* English: four bytes a token; more would be no merging */
   token_list_free(&ids);
@@ -129,7 +129,7 @@ static void test_streams(void **state) {
   size_t len = sizeof s - 1;
   Error err = {""};
   Tokenizer *t = gpt2();
-  TokenList ids = bpe_encode(t, s, len, TOK_BOS);
+  TokenList ids = tokens_of(t, s, len, TOK_BOS);
   for (int k = 0; k <= ids.n; k++) {
     size_t n;
     char *part = tokenizer_decode(t, ids.v, k, &n, &err);
@@ -138,9 +138,9 @@ static void test_streams(void **state) {
   }
   token_list_free(&ids);
   for (size_t cut = 0; cut <= len; cut++) {
-    ids = bpe_encode(t, s, cut, 0);
+    ids = tokens_of(t, s, cut, 0);
     assert_int_equal(tokenizer_encode(t, s + cut, len - cut, TOK_CONTINUE, &ids, &err), 0);
-    bpe_expect_text(t, ids, s, len);
+    expect_text(t, ids, s, len);
     token_list_free(&ids);
   }
   tokenizer_free(t);
@@ -152,12 +152,12 @@ static void test_special(void **state) {
   (void)state;
   static const char end[] = "<|endoftext|>";
   Tokenizer *t = gpt2();
-  bpe_expect(t, end, TOK_SPECIAL, BPE_IDS(50256));
-  bpe_expect(t, "Hello<|endoftext|> world<|endoftext|>", TOK_SPECIAL,
-             BPE_IDS(15496, 50256, 995, 50256));
-  bpe_expect(t, "<|endoftext|>Hello", TOK_SPECIAL | TOK_BOS, BPE_IDS(50256, 15496));
-  bpe_expect(t, end, 0, BPE_IDS(27, 91, 437, 1659, 5239, 91, 29)); /* < | end of text | > */
-  bpe_round_trip(t, end, strlen(end));
+  expect_ids(t, end, TOK_SPECIAL, IDS(50256));
+  expect_ids(t, "Hello<|endoftext|> world<|endoftext|>", TOK_SPECIAL,
+             IDS(15496, 50256, 995, 50256));
+  expect_ids(t, "<|endoftext|>Hello", TOK_SPECIAL | TOK_BOS, IDS(50256, 15496));
+  expect_ids(t, end, 0, IDS(27, 91, 437, 1659, 5239, 91, 29)); /* < | end of text | > */
+  expect_round_trip(t, end, strlen(end), 0);
   for (size_t cut = 0; cut <= strlen(end); cut++) { /* part template, part content */
     Error err = {""};
     TokenList ids = {0};
@@ -171,7 +171,7 @@ static void test_special(void **state) {
   TokenList ids = {0};
   token_list_push(&ids, 15496);
   token_list_push(&ids, 50256);
-  bpe_expect_text(t, ids, "Hello", 5);
+  expect_text(t, ids, "Hello", 5);
   ids.v[1] = 50257;
   Error err = {""};
   assert_null(tokenizer_decode(t, ids.v, ids.n, NULL, &err));
@@ -196,11 +196,11 @@ static void test_long_words(void **state) {
     size_t n = strlen(units[u]);
     for (size_t i = 0; i < LEN; i++) s[i] = units[u][i % n];
     clock_t start = clock();
-    bpe_round_trip(t, s, LEN);
+    expect_round_trip(t, s, LEN, 0);
     assert_true((clock() - start) / CLOCKS_PER_SEC < LIMIT_SECONDS);
   }
   for (size_t i = 0; i < LEN; i++) s[i] = (char)('a' + rng_block(22, i, 0).v[0] % 26);
-  bpe_round_trip(t, s, LEN);
+  expect_round_trip(t, s, LEN, 0);
   free(s);
   tokenizer_free(t);
 }

@@ -2,8 +2,7 @@
 #include "core/fs.h"
 #include "core/json.h"
 #include "core/rng.h"
-#include "generation/generation.h"
-#include "tests/test.h"
+#include "tests/tokens_test.h"
 
 static Tokenizer *load(const char *below) {
   Error err = {""};
@@ -14,38 +13,6 @@ static Tokenizer *load(const char *below) {
 
 static Tokenizer *mistral(void) { return load("data/tokenizers/mistral-v1/tokenizer.model"); }
 static Tokenizer *stories(void) { return load("data/stories260K"); }
-
-static TokenList encode(const Tokenizer *t, const char *s, size_t len, int flags) {
-  Error err = {""};
-  TokenList ids = {0};
-  if (tokenizer_encode(t, s, len, flags, &ids, &err)) fail_msg("%s", err.msg);
-  return ids;
-}
-
-static void expect_ids(const Tokenizer *t, const char *s, int flags, int n, const int32_t *want) {
-  TokenList ids = encode(t, s, strlen(s), flags);
-  assert_int_equal(ids.n, n);
-  if (n) assert_memory_equal(ids.v, want, (size_t)n * sizeof *want);
-  token_list_free(&ids);
-}
-#define IDS(...) \
-  (int)(sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t)), (int32_t[]) { __VA_ARGS__ }
-
-static void expect_text(const Tokenizer *t, TokenList ids, const char *want, size_t want_len) {
-  Error err = {""};
-  size_t len;
-  char *s = tokenizer_decode(t, ids.v, ids.n, &len, &err);
-  if (!s) die("%s", err.msg);
-  if (len != want_len || memcmp(s, want, len) != 0)
-    fail_msg("decoded \"%s\", expected \"%s\"", s, want);
-  free(s);
-}
-
-static void expect_round_trip(const Tokenizer *t, const char *s, size_t len, int flags) {
-  TokenList ids = encode(t, s, len, flags);
-  expect_text(t, ids, s, len);
-  token_list_free(&ids);
-}
 
 /* Calls use with every part of a file between separators. */
 static void each_text(const char *path, const char *separator, size_t most,
@@ -73,7 +40,7 @@ static void squeezed(const Tokenizer *t, const char *s, size_t len) {
     if (s[i] != ' ' || (n > 0 && want[n - 1] != ' ')) want[n++] = s[i];
   while (n > 0 && want[n - 1] == ' ') n--;
   want[n] = 0;
-  TokenList ids = encode(t, s, len, 0);
+  TokenList ids = tokens_of(t, s, len, 0);
   expect_text(t, ids, want, n);
   token_list_free(&ids);
   free(want);
@@ -83,7 +50,7 @@ static void squeezed(const Tokenizer *t, const char *s, size_t len) {
  * two parts, reads as the whole. */
 static void streams(const Tokenizer *t, const char *s, size_t len) {
   Error err = {""};
-  TokenList ids = encode(t, s, len, TOK_BOS);
+  TokenList ids = tokens_of(t, s, len, TOK_BOS);
   for (int k = 0; k <= ids.n; k++) {
     size_t n;
     char *part = tokenizer_decode(t, ids.v, k, &n, &err);
@@ -93,7 +60,7 @@ static void streams(const Tokenizer *t, const char *s, size_t len) {
   }
   token_list_free(&ids);
   for (size_t cut = 1; cut < len && cut < 60; cut++) {
-    ids = encode(t, s, cut, 0);
+    ids = tokens_of(t, s, cut, 0);
     assert_int_equal(tokenizer_encode(t, s + cut, len - cut, TOK_CONTINUE, &ids, &err), 0);
     expect_text(t, ids, s, len);
     token_list_free(&ids);
@@ -172,13 +139,14 @@ static void test_unicode_edges(void **state) {
   for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
     size_t len = strlen(broken[i]);
     exact(t, broken[i], len);
-    TokenList ids = encode(t, broken[i], len, 0); /* each bad byte is its own token, id byte + 3 */
+    TokenList ids =
+        tokens_of(t, broken[i], len, 0); /* each bad byte is its own token, id byte + 3 */
     assert_int_equal(ids.n, len);
     for (size_t k = 0; k < len; k++) assert_int_equal(ids.v[k], (uint8_t)broken[i][k] + 3);
     token_list_free(&ids);
   }
   /* The one text that does not come back: SentencePiece's own sign for a space. */
-  TokenList ids = encode(t, "a\xe2\x96\x81z", 5, 0);
+  TokenList ids = tokens_of(t, "a\xe2\x96\x81z", 5, 0);
   expect_text(t, ids, "a z", 3);
   token_list_free(&ids);
   tokenizer_free(t);
@@ -191,11 +159,11 @@ static void test_special_tokens(void **state) {
   assert_int_equal(tokenizer_special(t, "</s>"), 2);
   assert_int_equal(tokenizer_special(t, "Hello"), -1);
   static const char text[] = "<s>Hello</s></s><unk> </s";
-  TokenList plain = encode(t, text, strlen(text), 0);
+  TokenList plain = tokens_of(t, text, strlen(text), 0);
   for (int i = 0; i < plain.n; i++) assert_true(plain.v[i] > 2); /* text cannot forge them */
   expect_text(t, plain, text, strlen(text));
   token_list_free(&plain);
-  TokenList ids = encode(t, text, strlen(text), TOK_SPECIAL);
+  TokenList ids = tokens_of(t, text, strlen(text), TOK_SPECIAL);
   assert_int_equal(ids.v[0], 1);
   assert_int_equal(ids.v[1], 22557);
   assert_int_equal(ids.v[2], 2);
@@ -205,7 +173,7 @@ static void test_special_tokens(void **state) {
   expect_ids(t, "<s>Hello", TOK_BOS | TOK_SPECIAL, IDS(1, 22557));       /* one BOS */
   expect_ids(t, "<s><s>Hello", TOK_BOS | TOK_SPECIAL, IDS(1, 1, 22557)); /* asked for, twice */
   expect_ids(t, "Hello</s>", TOK_BOS | TOK_SPECIAL, IDS(1, 22557, 2));
-  ids = encode(t, "Hello</s>", 9, TOK_BOS | TOK_SPECIAL);
+  ids = tokens_of(t, "Hello</s>", 9, TOK_BOS | TOK_SPECIAL);
   expect_text(t, ids, "Hello", 5);
   token_list_free(&ids);
   tokenizer_free(t);
