@@ -54,18 +54,18 @@ int fs_make_dirs(const char *path, Error *err) {
   return bad;
 }
 
-static int remove_children(const char *path, Error *err) {
-  DIR *d = opendir(path);
-  if (!d) return error_set(err, "%s: cannot open the folder: %s", path, strerror(errno));
-  int bad = 0;
-  for (struct dirent *e; !bad && (e = readdir(d));) {
+int fs_each(const char *dir, int (*use)(const char *path, Error *err), Error *err) {
+  DIR *d = opendir(dir);
+  if (!d) return error_set(err, "%s: cannot open the folder: %s", dir, strerror(errno));
+  int rc = 0;
+  for (struct dirent *e; rc == 0 && (e = readdir(d));) {
     if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-    char *child = fs_join(path, e->d_name);
-    bad = fs_remove_tree(child, err);
-    free(child);
+    char *path = fs_join(dir, e->d_name);
+    rc = use(path, err);
+    free(path);
   }
   closedir(d);
-  return bad;
+  return rc;
 }
 
 int fs_remove_tree(const char *path, Error *err) {
@@ -75,7 +75,7 @@ int fs_remove_tree(const char *path, Error *err) {
     return error_set(err, "%s: cannot remove: %s", path, strerror(errno));
   }
   bool dir = S_ISDIR(st.st_mode); /* a link to a folder is removed, not followed */
-  if (dir && remove_children(path, err)) return -1;
+  if (dir && fs_each(path, fs_remove_tree, err)) return -1;
   if ((dir ? rmdir(path) : unlink(path)) != 0 && errno != ENOENT)
     return error_set(err, "%s: cannot remove: %s", path, strerror(errno));
   return 0;

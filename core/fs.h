@@ -18,6 +18,8 @@ char *fs_join(const char *dir, const char *name); /* "dir/name"; name alone when
 char *fs_dirname(const char *path);               /* "." for a bare name */
 int fs_make_dirs(const char *path, Error *err);   /* mkdir -p */
 int fs_remove_tree(const char *path, Error *err); /* rm -r; fine when absent */
+/* Calls use for every entry of a folder, by its path, until one does not return 0; returns that. */
+int fs_each(const char *dir, int (*use)(const char *path, Error *err), Error *err);
 int fs_copy(const char *from, const char *to, Error *err);
 
 /* Writes path through path.tmp, fsync and rename: the file is either the old one or whole. */

@@ -1,5 +1,4 @@
 /* Files and folders that appear whole or not at all: written under NAME.tmp, flushed, renamed. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -73,17 +72,8 @@ char *fs_dir_begin(const char *dir, Error *err) {
 }
 
 static int sync_tree(const char *path, Error *err) {
-  DIR *d = opendir(path);
-  if (!d) return error_set(err, "%s: cannot open the folder: %s", path, strerror(errno));
-  int bad = 0;
-  for (struct dirent *e; !bad && (e = readdir(d));) {
-    if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-    char *child = fs_join(path, e->d_name);
-    bad = fs_is_dir(child) ? sync_tree(child, err) : sync_path(child, err);
-    free(child);
-  }
-  closedir(d);
-  return bad ? bad : sync_path(path, err);
+  if (!fs_is_dir(path)) return sync_path(path, err);
+  return fs_each(path, sync_tree, err) ? -1 : sync_path(path, err);
 }
 
 /* For file systems that cannot exchange two names: an instant without DIR, but never without one
