@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The GPU tests under NVIDIA's compute-sanitizer. From the repository's root, on a machine with a GPU:
 #   bench/sanitize.sh [TEST[:PATTERN]]...     default: every tests/test_cuda_*.c that needs one GPU and one process
-# TOOLS ("racecheck memcheck initcheck"), BUILD (build), GPUS (all that are there), JOBS at once (3 for each of them: they take
-# turns on it, a few milliseconds each), LIMIT in seconds for each (300), OUT for the logs. RLHF_NO_RATES makes tests leave
+# TOOLS ("racecheck memcheck initcheck"), BUILD (build), JOBS at once (3 for each GPU in CUDA_VISIBLE_DEVICES: they take turns on
+# it, a few milliseconds each), LIMIT in seconds for each (300), OUT for the logs. RLHF_NO_RATES makes tests leave
 # timings and most of their shapes out; racecheck, a thousand times slower than the kernels, has the fewest, and whole models
 # have them everywhere.
 #
@@ -13,9 +13,10 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not in PATH (part of the CUDA toolkit)" >&2; exit 2; }
-BUILD=${BUILD:-build} GPUS=${GPUS:-$(nvidia-smi -L | wc -l)} LIMIT=${LIMIT:-300} OUT=${OUT:-$(mktemp -d /tmp/rlhf-sanitize-XXXXXX)}
-JOBS=${JOBS:-$((3 * GPUS))}
-export BUILD GPUS LIMIT OUT OMP_NUM_THREADS=2
+BUILD=${BUILD:-build} LIMIT=${LIMIT:-300} OUT=${OUT:-$(mktemp -d /tmp/rlhf-sanitize-XXXXXX)}
+DEVICES=(${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader)})
+DEVICES=(${DEVICES[*]//,/ }) JOBS=${JOBS:-$((3 * ${#DEVICES[@]}))}
+export BUILD LIMIT OUT OMP_NUM_THREADS=2
 mkdir -p "$OUT"
 FIRST="generation model weights zeropp decode attention own_attention sample embedding" # those that take long
 if [ $# = 0 ]; then
@@ -23,11 +24,11 @@ if [ $# = 0 ]; then
   set -- $FIRST $(grep -vxE "${FIRST// /|}" <<<"$all")
 fi
 
-check() { # TOOL TEST[:PATTERN]
-  local program=${2%%:*} pattern="*" log=$OUT/$1-${2/:/-}.log start=$SECONDS rc options theirs=0
+check() { # TOOL TEST[:PATTERN] DEVICE...
+  local devices=("${@:3}") program=${2%%:*} pattern="*" log=$OUT/$1-${2/:/-}.log start=$SECONDS rc options theirs=0
   [ "$program" = "$2" ] || pattern=${2#*:}
   options=(--target-processes application-only --launch-timeout 0)
-  export RLHF_NO_RATES=1 CUDA_VISIBLE_DEVICES=$((SLOT % GPUS))
+  export RLHF_NO_RATES=1 CUDA_VISIBLE_DEVICES=${devices[SLOT % ${#devices[@]}]}
   case $1-$program in racecheck-* | *-generation | *-model | *-weights | *-zeropp) RLHF_NO_RATES=2 ;; esac
   case $1 in
     racecheck) options+=(--print-limit 0) && for name in cudnn cutlass splitK; do options+=(--kernel-name-exclude "kns=$name"); done ;;
@@ -49,8 +50,8 @@ check() { # TOOL TEST[:PATTERN]
 }
 export -f check
 for tool in ${TOOLS:-racecheck memcheck initcheck}; do
-  printf "$tool %s\n" "$@"
-done | xargs -P "$JOBS" -L1 --process-slot-var=SLOT bash -c 'set -f; check "$1" "$2"' check
+  for test in "$@"; do echo "$tool $test ${DEVICES[*]}"; done
+done | xargs -P "$JOBS" -L1 --process-slot-var=SLOT bash -c 'set -f; check "$@"' check
 echo "logs in $OUT"
 failed=$(grep -c FAILED "$OUT/verdicts")
 echo "$(grep -c ': ok' "$OUT/verdicts") passed, $failed failed"
