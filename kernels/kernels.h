@@ -468,10 +468,10 @@ typedef enum CollKind {
 const char *coll_name(CollKind k);
 
 /* Collectives over host memory (CPU-device memory is that), or over device memory for Comms of
- * grid_attach, which have all_gather, all_to_all, their comm_start_X and comm_start_work only. All
- * ranks of the Comm call them in the same order with matching counts; any count, zero included.
- * Each is counted (bytes that this rank received from ranks of its own node / of other nodes) and
- * timed. A failure dies with rank, collective and cause. */
+ * grid_attach, which have all_gather, all_to_all, their comm_start_X, comm_start_work and _take
+ * only. All ranks of the Comm call them in the same order with matching counts; any count, zero
+ * included. Each is counted (bytes that this rank received from ranks of its own node / of other
+ * nodes) and timed. A failure dies with rank, collective and cause. */
 int comm_size(const Comm *c);
 int comm_rank(const Comm *c);
 /* recv = concatenation of every rank's block by rank; counts in bytes, [size]; send may lie in its
@@ -528,6 +528,11 @@ CommTicket comm_start_all_to_all(Comm *c, const void *send, const size_t *send_b
  * communication stream. It may use no Comm and not wait for the device. Its seconds are counted
  * under `kind`. arg and what it points to live until the wait. */
 CommTicket comm_start_work(Comm *c, CollKind kind, void (*work)(void *arg), void *arg);
+/* The same where ranks take blocks out of each other's memory (device_import): work is done when
+ * all ranks have come to it, what they computed before their starts too, and the ticket is done
+ * when that of all ranks is. Where comm_can_take, which says the same on all of them. */
+CommTicket comm_start_take(Comm *c, CollKind kind, void (*work)(void *arg), void *arg);
+bool comm_can_take(const Comm *c);
 void comm_wait(CommTicket t);
 /* What is started from here on needs nothing of what was started before, but through compute that
  * has waited for it: it may run beside that. All ranks say so at the same places. A network is idle

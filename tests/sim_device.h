@@ -25,7 +25,9 @@ typedef struct Sim {
   DeviceStream current;
   double exchange_seconds;     /* of the exchanges to come; INFINITY: they never end */
   const char *_Atomic trouble; /* the transport's */
-  int events, exchanges;
+  bool can_meet;
+  double meet_seconds;
+  int events, exchanges, meetings;
 } Sim;
 
 static inline Sim *sim_of(Device *d) { return (Sim *)(void *)d; }
@@ -69,6 +71,16 @@ static inline void sim_exchange(Device *d, void *group, CollKind kind, const Com
   sim_run(s, s->current, s->exchange_seconds);
   s->exchanges++;
 }
+static inline bool sim_can_meet(Device *d, void *group) {
+  (void)group;
+  return sim_of(d)->can_meet;
+}
+static inline void sim_meet(Device *d, void *group, int size, int rank) {
+  (void)group, (void)size, (void)rank;
+  Sim *s = sim_of(d);
+  sim_run(s, s->current, s->meet_seconds);
+  s->meetings++;
+}
 static inline bool sim_failed(Device *d, char *text, size_t size) {
   const char *trouble = sim_of(d)->trouble;
   text[0] = '\0';
@@ -86,6 +98,8 @@ static const CommDeviceOps sim_ops = {.event_create = sim_event_create,
                                       .stream_wait = sim_stream_wait,
                                       .use_stream = sim_use_stream,
                                       .exchange = sim_exchange,
+                                      .can_meet = sim_can_meet,
+                                      .meet = sim_meet,
                                       .failed = sim_failed,
                                       .abort_all = sim_nothing,
                                       .leave = sim_leave,

@@ -333,6 +333,88 @@ static void work_keeps_its_place(void **state) {
   done();
 }
 
+/* ---- out of each other's memory ---- */
+
+typedef struct Taking {
+  char *of_rank[RANKS], *taken; /* [ranks] blocks */
+  int ranks, me;
+  size_t block;
+} Taking;
+
+static void take_all(void *arg) {
+  const Taking *t = arg;
+  for (int r = 0; r < t->ranks; r++)
+    if (r != t->me) device_copy(gpu.d, t->taken + (size_t)r * t->block, t->of_rank[r], t->block);
+}
+
+/* Drivers map whole blocks of 2 MiB. */
+static bool map_all(Taking *t, Comm *host) {
+  char handle[DEVICE_HANDLE_BYTES] = {0}, all[RANKS * DEVICE_HANDLE_BYTES];
+  size_t bytes[RANKS];
+  double missing = 0;
+  for (int r = 0; r < t->ranks; r++) bytes[r] = DEVICE_HANDLE_BYTES;
+  t->of_rank[t->me] = device_alloc(gpu.d, (size_t)2 << 20);
+  missing += !device_export(gpu.d, t->of_rank[t->me], handle);
+  comm_all_gather(host, handle, all, bytes);
+  comm_all_reduce_f64(host, &missing, 1, true);
+  for (int r = 0; r < t->ranks && missing == 0; r++) {
+    if (r == t->me) continue;
+    t->of_rank[r] = device_import(gpu.d, all + r * DEVICE_HANDLE_BYTES);
+    if (!t->of_rank[r]) die("memory of rank %d is exported, and cannot be imported", r);
+  }
+  return missing == 0;
+}
+
+static void unmap_all(Taking *t, Comm *host) {
+  device_sync(gpu.d);
+  comm_barrier(host);
+  for (int r = 0; r < t->ranks; r++)
+    if (r != t->me) device_unimport(gpu.d, t->of_rank[r]);
+  comm_barrier(host);
+  device_free(gpu.d, t->of_rank[t->me]);
+}
+
+static void compute(char *m);
+
+/* What is taken is what lay there when its rank came, and a rank may change it once the ticket is
+ * waited for: each is late by turns, and all count on at once. */
+static void check_taking(Comm *c, const char *name) {
+  enum { TURNS = 120, LATE = 8 };
+  if (!comm_can_take(c)) return;
+  Comm *host = grid_of(comm_size(c))->intra;
+  Taking t = {.ranks = comm_size(c), .me = comm_rank(c), .block = FLOATS * sizeof(float)};
+  size_t all = t.block * (size_t)t.ranks;
+  char *one = device_alloc(gpu.d, t.block), *sum = device_alloc(gpu.d, all),
+       *m = device_alloc(gpu.d, (size_t)4096 * 4096 * 12);
+  t.taken = device_alloc(gpu.d, all);
+  device_zero(gpu.d, sum, all);
+  device_zero(gpu.d, t.taken, all);
+  device_zero(gpu.d, m, (size_t)4096 * 4096 * 12);
+  fill(one, FLOATS, 1);
+  bool mapped = map_all(&t, host);
+  fill(t.of_rank[t.me], FLOATS, (float)(1000 * t.me));
+  for (int i = 0; i < TURNS && mapped; i++) {
+    if (i / LATE % t.ranks == t.me && i % LATE < 2) compute(m);
+    gpu.ops->axpy(gpu.d, 1, floats(one, FLOATS), floats(t.of_rank[t.me], FLOATS));
+    comm_wait(comm_start_take(c, COLL_ALL_GATHER, take_all, &t));
+    gpu.ops->axpy(gpu.d, 1, floats(t.taken, (int64_t)FLOATS * t.ranks),
+                  floats(sum, (int64_t)FLOATS * t.ranks));
+  }
+  for (int r = 0; r < t.ranks && mapped; r++)
+    if (r != t.me) /* whole numbers below 2^24: exact */
+      check_all("what was taken", name, sum + (size_t)r * t.block, FLOATS,
+                (float)(TURNS * 1000 * r + TURNS * (TURNS + 1) / 2));
+  unmap_all(&t, host);
+  for (char **p = (char *[]){one, sum, m, t.taken, NULL}; *p; p++) device_free(gpu.d, *p);
+}
+
+static void memory_of_others_is_taken(void **state) {
+  (void)state;
+  need_gpu();
+  for_each_group(check_taking);
+  done();
+}
+
 /* ---- bytes and seconds ---- */
 
 static TrafficCount gathers(void) { return traffic_now().of[COLL_ALL_GATHER]; }
@@ -492,6 +574,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(large_blocks_too),
     cmocka_unit_test(many_in_flight),
     cmocka_unit_test(work_keeps_its_place),
+    cmocka_unit_test(memory_of_others_is_taken),
     cmocka_unit_test(seconds_are_told_apart),
     cmocka_unit_test(small_calls_are_timed),
     cmocka_unit_test(device_and_grid_close_in_either_order),

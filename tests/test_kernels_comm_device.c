@@ -216,6 +216,17 @@ static void note_stream(void *arg) {
   sim_run(p->sim, p->sim->current, p->seconds);
 }
 
+/* And how many meetings there were before it. */
+typedef struct TakingPlace {
+  Place place;
+  int met;
+} TakingPlace;
+static void note_meetings(void *arg) {
+  TakingPlace *p = arg;
+  p->met = p->place.sim->meetings;
+  note_stream(&p->place);
+}
+
 /* Calls go to the communication stream, one after another, and a start that nobody may leave
  * behind (no queue runs) makes compute wait. */
 static void calls_run_on_the_communication_stream(void **state) {
@@ -315,6 +326,39 @@ static void captured_calls_are_launched_as_one(void **state) {
   assert_int_equal(gathers().calls - before.calls, 2 * launches);
   assert_int_equal(gathers().intra_bytes - before.intra_bytes, 20 * launches * (g->world - 1));
   assert_counted(before, 0, 0);
+  comm_destroy(c);
+  comm_device_close(&s.base);
+  grid_free(g);
+}
+
+/* All meet, the work is done, all meet again, as one ticket; where the transport has meetings. */
+static void taking_is_between_two_meetings(void **state) {
+  (void)state;
+  Grid *g = grid_of();
+  Sim s = sim_create();
+  int group;
+  comm_device_open(&s.base, &sim_ops, 1);
+  Comm *c = comm_device_create(g->all, "dev_all", &group);
+  comm_queue_start();
+  assert_false(comm_can_take(c));
+  assert_false(comm_can_take(g->all));
+  s.can_meet = true;
+  assert_true(comm_can_take(c));
+  s.meet_seconds = 0.001;
+  sim_run(&s, STREAM_COMPUTE, 0.002);
+  TrafficCount before = gathers();
+  TakingPlace place = {{&s, STREAM_COMPUTE, 0.004}, 0};
+  CommTicket t = comm_start_take(c, COLL_ALL_GATHER, note_meetings, &place);
+  assert_int_equal(place.place.stream, STREAM_COMM);
+  assert_int_equal(place.met, 1);
+  assert_int_equal(s.meetings, 2);
+  assert_true(fabs(s.free_at[STREAM_COMM] - 0.008) < CLOSE);
+  comm_wait(t);
+  if (!comm_queue_runs()) assert_int_equal(t, 0); /* one rank: it was waited for */
+  assert_true(fabs(s.free_at[STREAM_COMPUTE] - 0.008) < CLOSE);
+  s.now = 1;
+  assert_counted(before, 0.006, 0);
+  comm_queue_stop();
   comm_destroy(c);
   comm_device_close(&s.base);
   grid_free(g);
@@ -467,6 +511,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(the_oldest_is_known),
     cmocka_unit_test(calls_run_on_the_communication_stream),
     cmocka_unit_test(captured_calls_are_launched_as_one),
+    cmocka_unit_test(taking_is_between_two_meetings),
     cmocka_unit_test(chains_take_turns),
     cmocka_unit_test(a_device_may_go_first),
     cmocka_unit_test(without_a_transport_blocks_go_through_the_host),

@@ -241,9 +241,10 @@ static void the_plan_follows_the_types(void **state) {
   ParamSpec specs[4];
   uint64_t numel = 0;
   for (int u = 0; u < 4; u++) {
-    specs[u] = (ParamSpec){.unit = u, .ndim = 2, .dim = {64, 128}};
+    specs[u] = (ParamSpec){
+        .unit = u, .ndim = 2, .dim = {1024, 1024}}; /* in BF16, a block that others map */
     snprintf(specs[u].name, sizeof specs[u].name, "%d", u);
-    numel += 64 * 128;
+    numel += 1024 * 1024;
   }
   ZeroPPConfig c = {.stage = 3, .trainable = true, .compute = DT_BF16};
   ZeroPPMemory one = zeropp_memory(&c, specs, 4, 1, 1, false);
@@ -261,8 +262,13 @@ static void the_plan_follows_the_types(void **state) {
   ZeroPPMemory two = zeropp_memory(&c, specs, 4, 1, 2, false);
   assert_int_equal(two.gradients, numel); /* 2 bytes, by two ranks */
   /* Two full gradients, one full weight and another beside, one reduction in 4 bytes each way. */
-  uint64_t unit = 64 * 128;
+  uint64_t unit = 1024 * 1024;
   assert_int_equal(two.full_units, 2 * 4 * unit + 2 * 2 * unit + 2 * 4 * unit);
+  specs[3].dim[1]++; /* weights that others map are a block longer then */
+  ZeroPPMemory odd = zeropp_memory(&c, specs, 4, 1, 2, false);
+  uint64_t block = 2 << 20, more = 4 * 1024;
+  assert_int_equal(odd.full_units - two.full_units, 2 * block + 4 * more);
+  specs[3].dim[1]--;
   c.trainable = false;
   c.gradients = DT_F32;
   ZeroPPMemory frozen = zeropp_memory(&c, specs, 4, 1, 1, false);

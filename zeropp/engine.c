@@ -80,6 +80,7 @@ ZeroPP *zeropp_create(Device *d, Grid *g, const ZeroPPConfig *cfg, const ParamSp
   z->one_hop = z->one_hop && device_kind(d) != DEVICE_CPU;
   for (int i = 0; i < z->n_units; i++) z->units[i].work = (UnitWork){z, &z->units[i]};
   z->pool = (Pool){.device = d, .limit = memory_working_bytes(z)};
+  shared_open(z, &z->full, memory_shared_full(z));
   engine_add_kind(z, STATE_MASTER);
   if (z->cfg.trainable) add_gradients(z);
   if (z->cfg.hpz && !z->alias_full) add_secondary(z);
@@ -95,6 +96,7 @@ void zeropp_destroy(ZeroPP *z) {
   pool_close(&z->pool);
   state_drop_views(z);
   peers_close(z);
+  shared_close(z, &z->full);
   for (StateKind k = 0; k < STATE_KINDS; k++) engine_drop_kind(z, k);
   device_free(z->device, z->rounded);
   delta_close(z);

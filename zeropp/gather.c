@@ -80,9 +80,10 @@ static void start_gather(ZeroPP *z, Unit *u) {
   if (z->cfg.hpz && u->secondary_version != z->version) start_refresh(z, u);
   if (z->cfg.hpz && g->local == 1) return;
   if (z->direct) {
-    f->full = pool_take(&z->pool, POOL_FULL, unit_weight_bytes(z, u));
     Memory from = source(z);
     if (z->rounded && !z->peers) peers_open(z);
+    if (gather_take_start(z, u, from)) return;
+    f->full = pool_take(&z->pool, POOL_FULL, unit_weight_bytes(z, u));
     if (peers_start(z, u)) return;
     f->ticket = gather_direct_start(z, u, from, f->full);
     if (m->total == 0) return;
@@ -96,9 +97,13 @@ static void start_gather(ZeroPP *z, Unit *u) {
   start_whole(z, u, m, z->cfg.hpz ? u->secondary : slice);
 }
 
+static void give_full(ZeroPP *z, char *full) {
+  if (full && !shared_give(&z->full, full)) pool_give(&z->pool, full);
+}
+
 static void give_flight(ZeroPP *z, Unit *u) {
   GatherFlight *f = &u->gather;
-  if (f->full) pool_give(&z->pool, f->full);
+  give_full(z, f->full);
   if (f->whole) pool_give(&z->pool, f->whole);
   if (f->slice) pool_give(&z->pool, f->slice);
   *f = (GatherFlight){0};
@@ -181,7 +186,7 @@ void zeropp_release(ZeroPP *z, int unit) {
     return;
   }
   if (!z->alias_full && z->keeps_full) return;
-  if (!z->alias_full) pool_give(&z->pool, u->full);
+  if (!z->alias_full) give_full(z, u->full);
   u->full = NULL;
 }
 
@@ -283,6 +288,5 @@ void gather_replicate(ZeroPP *z, StateKind kind) {
 
 void gather_close(ZeroPP *z) {
   drop_flights(z);
-  for (int i = 0; i < z->n_units && !z->alias_full; i++)
-    if (z->units[i].full) pool_give(&z->pool, z->units[i].full);
+  for (int i = 0; i < z->n_units && !z->alias_full; i++) give_full(z, z->units[i].full);
 }

@@ -1,7 +1,11 @@
 /* gather_direct: weights that travel as they are computed with need no message. On one node a
- * rank's slice of a matrix is a run of its elements, and the slices follow each other, so each
- * matrix is gathered in its place in the full buffer: nothing is copied out of a message
- * afterwards. Vectors are too short to be worth a call each, and go in the unit's message.
+ * rank's slice of a parameter is a run of its elements, and the slices follow each other: they come
+ * to their places in the full buffer, and nothing is copied out of a message afterwards.
+ *
+ * Where ranks reach each other's memory, every rank puts its own slices there and takes those of
+ * the others out of their buffers, by copies that need no multiprocessor: a kernel's copy would
+ * wait for the product that has them all. Else matrices are gathered by a collective each; vectors
+ * are too short to be worth a call, and go in the unit's message.
  */
 #include <stdlib.h>
 
@@ -15,20 +19,54 @@ static size_t full_at(const ZeroPP *z, int param, int64_t element) {
 }
 
 /* This rank's slices, rounded, to where they belong. */
-static void place_own(const ZeroPP *z, const Unit *u, Memory from, char *full) {
+static void place_own(const ZeroPP *z, const Unit *u, bool vectors, Memory from, char *full) {
   WirePart *parts = mem_zalloc((size_t)u->count, sizeof *parts);
   int n = 0;
-  for (int p = u->first; p < u->first + u->count; p++) {
-    const ParamPlace *w = &z->place[p];
-    if (!is_matrix(z, p) || w->count == 0) continue;
-    char *x = (char *)from.x + (size_t)w->shard * dtype_size(from.type);
-    parts[n++] = (WirePart){.span = {z->specs[p].dim[1], w->start, w->count},
-                            .x = tensor_1d(x, from.type, w->count),
-                            .to = {.payload = full + full_at(z, p, w->start), .n = 1}};
+  for (int k = 0, p = u->first; k < u->count; k++, p++) {
+    WireSpan span = u->slots[z->grid->local_rank * u->count + k].span;
+    if (span.count == 0 || !(vectors || is_matrix(z, p))) continue;
+    char *x = (char *)from.x + (size_t)z->place[p].shard * dtype_size(from.type);
+    parts[n++] = (WirePart){.span = span,
+                            .x = tensor_1d(x, from.type, span.count),
+                            .to = {.payload = full + full_at(z, p, span.first), .n = 1}};
   }
   z->ops->quantize(z->device, u->message[MSG_WEIGHTS].format, n, parts);
   free(parts);
 }
+
+/* ---- out of the others' buffers ---- */
+
+/* Starting behind the own rank: not all from one at a time. */
+static void take(void *arg) {
+  const UnitWork *w = arg;
+  const ZeroPP *z = w->z;
+  const Unit *u = w->u;
+  int ranks = z->grid->local;
+  for (int i = 1; i < ranks; i++) {
+    int r = (z->grid->local_rank + i) % ranks;
+    const char *from = shared_of(&z->full, u->gather.full, r);
+    size_t bytes = 0;
+    for (int k = 0; k < u->count; k++) {
+      WireSpan span = u->slots[r * u->count + k].span;
+      size_t at = full_at(z, u->first + k, span.first),
+             each = (size_t)span.count * dtype_size(z->cfg.compute);
+      device_copy(z->device, u->gather.full + at, from + at, each);
+      bytes += each;
+    }
+    comm_count_taken(z->grid->intra, COLL_ALL_GATHER, r, bytes);
+  }
+}
+
+bool gather_take_start(ZeroPP *z, Unit *u, Memory from) {
+  char *full = shared_take(z, &z->full);
+  if (!full) return false;
+  u->gather.full = full;
+  place_own(z, u, true, from, full);
+  u->gather.ticket = comm_start_take(z->grid->dev_intra, COLL_ALL_GATHER, take, &u->work);
+  return true;
+}
+
+/* ---- by collectives ---- */
 
 /* Where this rank's slice of a matrix is sent from: rounded already, or put in its place first. */
 static char *own_slice(const ZeroPP *z, int param, Memory from, char *full) {
@@ -41,7 +79,7 @@ CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char
   CommTicket ticket = 0;
   int ranks = z->grid->local;
   size_t *bytes = mem_alloc((size_t)ranks, sizeof *bytes);
-  if (from.type != z->cfg.compute) place_own(z, u, from, full);
+  if (from.type != z->cfg.compute) place_own(z, u, false, from, full);
   for (int p = u->first; p < u->first + u->count; p++) {
     if (!is_matrix(z, p)) continue;
     for (int r = 0; r < ranks; r++)

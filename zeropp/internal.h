@@ -116,6 +116,23 @@ typedef struct Pool {
   size_t held, limit; /* bytes; idle ones go back when all together are above the limit */
 } Pool;
 
+/* Buffers of one size, of each of which the ranks of a node read each other's. */
+typedef struct SharedBuffer {
+  char *own;
+  void **of_rank; /* [local]: where the others' are in this process; the own one too */
+  bool busy;
+} SharedBuffer;
+typedef struct SharedSize {
+  int most;
+  size_t bytes; /* of each */
+} SharedSize;
+typedef struct Shared {
+  SharedSize size;
+  int n;            /* made, when they are wanted */
+  bool off;         /* memory cannot be read like that */
+  SharedBuffer *at; /* [most] */
+} Shared;
+
 struct ZeroPP {
   Device *device;
   const Ops *ops;
@@ -143,6 +160,7 @@ struct ZeroPP {
   float *view[STATE_KINDS]; /* host copies of a parameter's shard, for others to read and write */
   size_t view_bytes[STATE_KINDS];
   Pool pool;
+  Shared full;             /* full weights where ranks read each other's (gather_direct.c) */
   char *secondary;         /* all units' */
   struct Peers *peers;     /* NULL unless ranks read each other's `rounded` */
   struct Delta *delta;     /* NULL unless refreshes are by delta */
@@ -172,6 +190,7 @@ const size_t *message_pieces(const ZeroPP *z, const Message *m, int local_rank);
 /* memory.c: most bytes that the pool has in use at a time during training. */
 uint64_t memory_working_bytes(const ZeroPP *z);
 size_t memory_rounded_bytes(const ZeroPP *z);
+SharedSize memory_shared_full(const ZeroPP *z);                /* most 0: there are none */
 size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u); /* with what aligns the next */
 
 /* pool.c */
@@ -291,10 +310,27 @@ void peers_open(ZeroPP *z);
 void peers_close(ZeroPP *z);
 void peers_before_write(const ZeroPP *z);
 bool peers_start(ZeroPP *z, Unit *u);
+/* The memory of all ranks of the node, the own one too, where device_copy reads it, to of_rank:
+ * on all ranks, or on none. Collective. */
+bool peers_map(const ZeroPP *z, void *own_memory, void **of_rank);
+void peers_unmap(const ZeroPP *z, void **of_rank);
+void peers_meet(const ZeroPP *z); /* what was queued is done, on all of them */
 
-/* gather_direct.c: where weights travel as they are computed with, this rank's slices of a unit's
- * matrices to their places in a full buffer, and those of the others beside them. Returns the
- * ticket. */
+/* shared.c. _take is collective: all ranks take and give the same; NULL where all are busy, or
+ * memory cannot be read like that. _give: false where it is none of these. _of: a rank's buffer of
+ * those that this one belongs to. */
+size_t shared_bytes(size_t bytes); /* that a buffer of so many takes */
+void shared_open(const ZeroPP *z, Shared *s, SharedSize size);
+char *shared_take(ZeroPP *z, Shared *s);
+bool shared_give(Shared *s, const char *own);
+const char *shared_of(const Shared *s, const char *own, int rank);
+void shared_close(ZeroPP *z, Shared *s);
+
+/* gather_direct.c: where weights travel as they are computed with, straight into full buffers.
+ * _take_start: out of the others' buffers; false where it came to nothing. _start: this rank's
+ * slices of a unit's matrices to their places, and those of the others beside them by collectives;
+ * returns the ticket. */
+bool gather_take_start(ZeroPP *z, Unit *u, Memory from);
 CommTicket gather_direct_start(const ZeroPP *z, const Unit *u, Memory from, char *full);
 
 /* rollout.c. _serves: weights come out of the rollout's own buffers. _take: a unit's message came

@@ -9,11 +9,9 @@ size_t memory_secondary_bytes(const ZeroPP *z, const Unit *u) {
   return (u->message[MSG_SECONDARY].slice[z->grid->local_rank] + 63) / 64 * 64;
 }
 
-/* Others map it: drivers hand out small pieces of blocks of 2 MiB, and map whole blocks. */
 size_t memory_rounded_bytes(const ZeroPP *z) {
-  enum { BLOCK = 2 << 20 };
   size_t bytes = 2 * (size_t)z->shard_numel;
-  return z->direct ? (bytes + BLOCK - 1) / BLOCK * BLOCK : bytes;
+  return z->direct ? shared_bytes(bytes) : bytes; /* others map it */
 }
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -69,11 +67,21 @@ static uint64_t reduce_bytes(const ZeroPP *z) {
   return out + in;
 }
 
+/* A tied embedding's stays while the blocks' come and go. */
+SharedSize memory_shared_full(const ZeroPP *z) {
+  if (!z->direct || z->keeps_rounded) return (SharedSize){0};
+  return (SharedSize){2 + z->ahead, shared_bytes(largest_bytes(z, z->cfg.compute))};
+}
+
 uint64_t memory_working_bytes(const ZeroPP *z) {
   const ZeroPPConfig *c = &z->cfg;
+  const SharedSize full = memory_shared_full(z);
   uint64_t bytes = 0, travel = 0;
-  if (!z->alias_full) bytes += full_bytes(z, c->compute, z->keeps_full);
-  if (z->direct) bytes += largest_bytes(z, c->compute) * (uint64_t)z->ahead;
+  if (full.most)
+    bytes += (uint64_t)full.most * full.bytes;
+  else if (!z->alias_full)
+    bytes += full_bytes(z, c->compute, z->keeps_full);
+  if (z->direct && !full.most) bytes += largest_bytes(z, c->compute) * (uint64_t)z->ahead;
   if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + z->ahead);
   if (z->grid->world == 1 && z->alias_full) travel = 0;
   if (c->trainable && !z->alias_grad) {

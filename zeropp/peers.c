@@ -19,7 +19,7 @@ typedef struct Peers {
   uint64_t version; /* that is complete on all ranks */
 } Peers;
 
-static void meet(const ZeroPP *z) {
+void peers_meet(const ZeroPP *z) {
   device_sync(z->device);
   comm_barrier(z->grid->intra);
 }
@@ -39,28 +39,27 @@ static void find_starts(const ZeroPP *z, int64_t *start) {
   }
 }
 
-static void unmap(const ZeroPP *z, Peers *p) {
+void peers_unmap(const ZeroPP *z, void **of_rank) {
   for (int r = 0; r < z->grid->local; r++)
-    if (r != z->grid->local_rank) device_unimport(z->device, p->of_rank[r]);
+    if (r != z->grid->local_rank) device_unimport(z->device, of_rank[r]);
 }
 
-/* On all ranks, or on none. */
-static bool map_all(const ZeroPP *z, Peers *p) {
+bool peers_map(const ZeroPP *z, void *own_memory, void **of_rank) {
   size_t ranks = (size_t)z->grid->local, size = 1 + DEVICE_HANDLE_BYTES;
   char own[1 + DEVICE_HANDLE_BYTES] = {0}, *all = mem_alloc(ranks, size);
   size_t *bytes = mem_alloc(ranks, sizeof *bytes);
   for (size_t r = 0; r < ranks; r++) bytes[r] = size;
-  own[0] = device_export(z->device, z->rounded, own + 1);
+  own[0] = device_export(z->device, own_memory, own + 1);
   comm_all_gather(z->grid->intra, own, all, bytes);
   double missing = 0;
   for (size_t r = 0; r < ranks; r++) missing += !all[r * size];
   for (size_t r = 0; r < ranks && missing == 0; r++) {
     bool mine = (int)r == z->grid->local_rank;
-    p->of_rank[r] = mine ? z->rounded : device_import(z->device, all + r * size + 1);
-    missing += !p->of_rank[r];
+    of_rank[r] = mine ? own_memory : device_import(z->device, all + r * size + 1);
+    missing += !of_rank[r];
   }
   comm_all_reduce_f64(z->grid->intra, &missing, 1, true);
-  if (missing > 0) unmap(z, p);
+  if (missing > 0) peers_unmap(z, of_rank);
   free(bytes);
   free(all);
   return missing == 0;
@@ -72,7 +71,7 @@ void peers_open(ZeroPP *z) {
   p->of_rank = mem_zalloc(ranks, sizeof *p->of_rank);
   p->start = mem_zalloc(ranks * (size_t)z->n_units, sizeof *p->start);
   find_starts(z, p->start);
-  p->mapped = map_all(z, p);
+  p->mapped = peers_map(z, z->rounded, p->of_rank);
   if (!p->mapped)
     log_info("zeropp: ranks do not reach each other's memory: weights by collectives");
   z->peers = p;
@@ -82,8 +81,8 @@ void peers_close(ZeroPP *z) {
   Peers *p = z->peers;
   if (!p) return;
   if (p->mapped) {
-    meet(z);
-    unmap(z, p);
+    peers_meet(z);
+    peers_unmap(z, p->of_rank);
     comm_barrier(z->grid->intra); /* then the memory may go */
   }
   free(p->of_rank);
@@ -93,7 +92,7 @@ void peers_close(ZeroPP *z) {
 }
 
 void peers_before_write(const ZeroPP *z) {
-  if (z->peers && z->peers->mapped) meet(z);
+  if (z->peers && z->peers->mapped) peers_meet(z);
 }
 
 /* Every rank's slices of a unit to their places in the full buffer. */
@@ -118,7 +117,7 @@ static void take(void *arg) {
 
 bool peers_start(ZeroPP *z, Unit *u) {
   if (!z->peers || !z->peers->mapped) return false;
-  if (z->peers->version != z->version) meet(z);
+  if (z->peers->version != z->version) peers_meet(z);
   z->peers->version = z->version;
   u->gather.ticket = comm_start_work(z->grid->dev_intra, COLL_ALL_GATHER, take, &u->work);
   return true;

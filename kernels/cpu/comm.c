@@ -209,6 +209,11 @@ CommTicket comm_start_work(Comm *c, CollKind kind, void (*work)(void *arg), void
   return comm_submit((CommCall){.kind = kind, .comm = c, .work = work, .arg = arg});
 }
 
+CommTicket comm_start_take(Comm *c, CollKind kind, void (*work)(void *arg), void *arg) {
+  require(comm_can_take(c));
+  return comm_submit((CommCall){.kind = kind, .comm = c, .work = work, .arg = arg, .take = true});
+}
+
 /* ---- small ones, whose caller always waits ---- */
 
 static void fold(double *x, const double *y, int n, bool max) {

@@ -47,6 +47,7 @@ typedef struct CommCall {
   float *sum;     /* reduce-scatter: what the blocks (received into scratch) are added up in */
   void (*work)(void *arg); /* compute: the only thing done */
   void *arg;
+  bool take; /* all ranks meet before and after work */
 } CommCall;
 
 /* comm.c. Takes mpi over (comm_destroy frees it). node and world_rank: of each rank of the group.

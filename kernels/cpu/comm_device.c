@@ -158,7 +158,9 @@ static void copy_own(const CommPeer *own) {
 static void carry_out(const CommCall *call) {
   Comm *c = call->comm;
   if (call->work) {
+    if (call->take) on.ops->meet(on.device, c->transport, c->size, c->rank);
     call->work(call->arg);
+    if (call->take) on.ops->meet(on.device, c->transport, c->size, c->rank);
   } else if (c->transport) {
     on.ops->exchange(on.device, c->transport, call->kind, call->peer, c->size, c->rank);
   } else {
@@ -246,6 +248,10 @@ void comm_device_launch(const CommCaptured *c, void (*launch)(Device *d, void *g
 }
 
 /* ---- calls ---- */
+
+bool comm_can_take(const Comm *c) {
+  return c->transport && on.ops->can_meet && on.ops->can_meet(on.device, c->transport);
+}
 
 CommTicket comm_device_submit(CommCall call) {
   CommTicket t = 0;

@@ -34,6 +34,10 @@ typedef struct CommDeviceOps {
   /* Blocks to and from all of the group's ranks, the own one too, on the stream in use. Those of
    * two tracks may run side by side. */
   void (*exchange)(Device *d, void *group, CollKind kind, const CommPeer *peer, int size, int rank);
+  /* On the stream in use: what is behind it waits until the streams of all ranks have come as far,
+   * track by track. can_meet NULL, or false, on all ranks of the group: it has no such thing. */
+  bool (*can_meet)(Device *d, void *group);
+  void (*meet)(Device *d, void *group, int size, int rank);
   /* The transport's own troubles: true with their description. Called from any thread. */
   bool (*failed)(Device *d, char *text, size_t size);
   void (*abort_all)(Device *d);          /* ends what is under way, before the process ends */

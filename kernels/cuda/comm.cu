@@ -64,6 +64,16 @@ static void exchange(Device *d, void *group, CollKind kind, const CommPeer *peer
   g->exchange(d, g, kind, peer, size, rank);
 }
 
+static bool can_meet(Device *d, void *group) {
+  (void)d;
+  return static_cast<const CudaGroup *>(group)->meet;
+}
+
+static void meet(Device *d, void *group, int size, int rank) {
+  CudaGroup *g = static_cast<CudaGroup *>(group);
+  g->meet(d, g, size, rank);
+}
+
 static size_t captured_bytes(Device *d, void *group) {
   (void)d;
   return static_cast<const CudaGroup *>(group)->captured_bytes;
@@ -83,6 +93,8 @@ static const CommDeviceOps ops = {
     .stream_wait = stream_wait,
     .use_stream = use_stream,
     .exchange = exchange,
+    .can_meet = can_meet,
+    .meet = meet,
     .failed = nccl_failed,
     .abort_all = nccl_abort_all,
     .leave = leave,

@@ -18,10 +18,18 @@ void cuda_detach(Device *d); /* before its streams go: ends its part in all Comm
 struct CudaGroup {
   void (*exchange)(Device *d, CudaGroup *g, CollKind kind, const CommPeer *peer, int size,
                    int rank);
-  void (*leave)(Device *d, CudaGroup *g); /* frees it */
+  void (*leave)(Device *d, CudaGroup *g);                    /* frees it */
+  void (*meet)(Device *d, CudaGroup *g, int size, int rank); /* as CommDeviceOps.meet, or NULL */
   const char *name;
   size_t captured_bytes; /* as CommDeviceOps.captured_bytes */
 };
+
+/* The track that is queued on. */
+static inline int cuda_track(Device *d) {
+  int t = 0;
+  while (t + 1 < CUDA_TRACKS && cuda_stream(d) != cuda_of(d)->comm[t]) t++;
+  return t;
+}
 
 /* With a communicator for each of so many tracks. NULL with an error. */
 CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, int tracks, Error *err);

@@ -137,7 +137,7 @@ CudaGroup *nccl_group_create(Device *d, Comm *host, const char *name, int tracks
   l.rank = comm_rank(host);
   if (share_ids(host, l.id, tracks, err)) return nullptr;
   NcclGroup *g = static_cast<NcclGroup *>(mem_zalloc(1, sizeof *g));
-  g->group = {nccl_exchange, nccl_leave, name, 0};
+  g->group = {nccl_exchange, nccl_leave, nullptr, name, 0};
   g->tracks = tracks;
   l.group = g;
   l.makes = true;
@@ -178,13 +178,6 @@ static bool is_even(CollKind kind, const CommPeer *peer, int size) {
   return true;
 }
 
-/* The track that is queued on. */
-static int track_of(Device *d) {
-  int t = 0;
-  while (t + 1 < CUDA_TRACKS && cuda_stream(d) != cuda_of(d)->comm[t]) t++;
-  return t;
-}
-
 static void send_and_receive(const NcclGroup *g, ncclComm_t comm, const CommPeer *peer, int size,
                              int rank, cudaStream_t stream) {
   nccl_check(nccl.lib.ncclGroupStart(), "ncclGroupStart", g);
@@ -214,7 +207,7 @@ static void nccl_exchange(Device *d, CudaGroup *group, CollKind kind, const Comm
   const NcclGroup *g = reinterpret_cast<const NcclGroup *>(group);
   const CommPeer *own = &peer[rank];
   cudaStream_t stream = cuda_stream(d);
-  int track = track_of(d);
+  int track = cuda_track(d);
   require(track < g->tracks);
   ncclComm_t comm = g->comm[track];
   bool even = is_even(kind, peer, size);

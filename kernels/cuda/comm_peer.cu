@@ -20,14 +20,15 @@
 
 #include "kernels/cuda/comm_step.h"
 
-enum { SLOTS = 3, MAX_PEERS = 64 };
+enum { SLOTS = 3, MAX_PEERS = 64, NUMBERS = 2 + CUDA_TRACKS };
 static const size_t STEP_BYTES = (size_t)32 << 20; /* of the step box, about */
 static const size_t BOX_BYTES = (size_t)192 << 20, MAX_SLOT = (size_t)24 << 20, ALIGN = 512;
 
 /* At the start of a box; written by the ranks that they name. */
 struct Flags {
-  uint32_t filled[MAX_PEERS];  /* pieces that rank has put here */
-  uint32_t emptied[MAX_PEERS]; /* pieces that rank has taken of what this one put there */
+  uint32_t filled[MAX_PEERS];           /* pieces that rank has put here */
+  uint32_t emptied[MAX_PEERS];          /* pieces that rank has taken of what this one put there */
+  uint32_t met[CUDA_TRACKS][MAX_PEERS]; /* meetings that rank's track has come to */
 };
 
 struct PeerLink {
@@ -40,7 +41,9 @@ struct PeerGroup {
   Comm *host;
   char *box;
   size_t slot_bytes;
-  uint32_t *number; /* [2] on the GPU: what the put and the get stream write elsewhere */
+  uint32_t *number; /* [NUMBERS] on the GPU: what the put and the get stream write elsewhere, and
+                       what the tracks do */
+  uint32_t meetings[CUDA_TRACKS];
   cudaStream_t put, get;
   cudaEvent_t fork, put_done, get_done;
   PeerLink link[MAX_PEERS];
@@ -169,6 +172,19 @@ static void peer_exchange(Device *d, CudaGroup *group, CollKind kind, const Comm
   CUDA_CHECK(cudaStreamWaitEvent(stream, g->get_done, 0));
 }
 
+/* Numbers of meetings, told to all and waited for from all, on the track's stream itself. */
+static void peer_meet(Device *d, CudaGroup *group, int size, int rank) {
+  PeerGroup *g = reinterpret_cast<PeerGroup *>(group);
+  cudaStream_t stream = cuda_stream(d);
+  int track = cuda_track(d);
+  uint32_t n = ++g->meetings[track];
+  for (int i = 1; i < size; i++)
+    tell(stream, &g->number[2 + track], &flags_of(g->link[(rank + i) % size].box)->met[track][rank],
+         n);
+  for (int r = 0; r < size; r++)
+    if (r != rank) wait_for(stream, &flags_of(g->box)->met[track][r], n);
+}
+
 /* ---- making and leaving ---- */
 
 static void share(Comm *host, const void *own, void *all, size_t each) {
@@ -282,7 +298,7 @@ static void alloc_boxes(Device *d, PeerGroup *g, size_t ranks) {
   size_t slots = slots_end(g, ranks),
          step = step_box_bytes(static_cast<int>(ranks), g->step.slot_bytes);
   g->box = static_cast<char *>(device_alloc(d, slots + step));
-  g->number = static_cast<uint32_t *>(device_alloc(d, 2 * sizeof(uint32_t)));
+  g->number = static_cast<uint32_t *>(device_alloc(d, NUMBERS * sizeof(uint32_t)));
   g->step.count = static_cast<uint32_t *>(device_alloc(d, STEP_BLOCKS * sizeof(uint32_t)));
   device_zero(d, g->box, sizeof(Flags));
   device_zero(d, g->box + slots, step_flag_bytes());
@@ -294,7 +310,7 @@ CudaGroup *peer_group_create(Device *d, Comm *host, const char *name) {
   size_t n = static_cast<size_t>(comm_size(host));
   if (n > MAX_PEERS || !reaches_all(d, host)) return nullptr;
   PeerGroup *g = static_cast<PeerGroup *>(mem_zalloc(1, sizeof *g));
-  g->group = {peer_exchange, peer_leave, name, 0};
+  g->group = {peer_exchange, peer_leave, peer_meet, name, 0};
   g->host = host;
   size_boxes(g, n);
   alloc_boxes(d, g, n);
