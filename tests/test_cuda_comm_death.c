@@ -128,7 +128,8 @@ static void forget_launcher(void) {
     size_t n = strcspn(*at, "=");
     bool of_launcher = !strncmp(*at, "OMPI_COMM", 9) || !strncmp(*at, "OMPI_MCA_o", 10) ||
                        !strncmp(*at, "OMPI_MCA_e", 10) || !strncmp(*at, "PMIX_", 5) ||
-                       !strncmp(*at, "PMI_", 4) || !strncmp(*at, "PRTE_", 5);
+                       !strncmp(*at, "OMPI_UNIVERSE", 13) || !strncmp(*at, "PMI_", 4) ||
+                       !strncmp(*at, "PRTE_", 5);
     at++;
     if (!of_launcher || n >= sizeof name) continue;
     memcpy(name, at[-1], n);
