@@ -28,5 +28,7 @@ is "CUDA only in kernels/cuda" "$(grep -rlE '#include [<"](cuda|cublas|cudnn|ncc
 is "back ends only behind kernels.h" "$(grep -rlE '#include "kernels/(cuda|cpu)/' --include='*.[ch]' --include='*.cc' core zeropp model generation actor critic reward orchestrator)" ""
 is "no library of NVIDIA's is linked" "$(ldd "$rlhf" | grep -E 'libcud|libcublas|libnccl')" ""
 is "no unfinished marks" "$(grep -rnE '\b(TO[D]O|FIX[M]E|XX[X]|HA[C]K)\b' --include='*.[ch]' --include='*.cc' --include='*.cu' core kernels zeropp model generation actor critic reward orchestrator)" ""
+is "FAULTS.md names cases that are there" "$(sed 's/`[^`]*`//g' tests/FAULTS.md | grep -oE '\b[a-z][a-z0-9]*_[a-z0-9_]+\b' | sort -u |
+  while read -r name; do grep -qw "$name" tests/test_*.c || echo "$name"; done)" ""
 # A static library hides a name that two folders define; the linker takes whichever comes first.
 is "no name is defined twice" "$(nm --defined-only "$(dirname "$rlhf")"/lib*.a 2>/dev/null | awk '$2 == "T" || $2 == "D" || $2 == "B" {print $3}' | sort | uniq -d | grep -v '^_\|__odr_asan')" ""
