@@ -159,6 +159,14 @@ both ppo.missing_eos_penalty=1
 EOF
 averaged() { ppo "${base[@]}" ppo.ema_decay=0.5 && mv run/actor half && ppo "${base[@]}" ppo.ema_decay=0.9 && ! cmp -s run/actor/model.safetensors half/model.safetensors; }
 ok "and by how much ema_decay says" averaged
+stage_moves() { # MODELS KEY=VALUE: the stages before, as long as those that were started from
+  run train start.yaml --set run.directory=run --set "$2" &&
+    is "$2 moves $1" "$(for m in sft reward; do cmp -s run/$m/model.safetensors start/$m/model.safetensors || echo $m; done | xargs)" "$1"
+}
+for key in weight_decay=1 max_grad_norm=0.001; do
+  stage_moves 'sft reward' optimizer.sft.$key
+  stage_moves reward optimizer.reward.$key
+done
 
 # ---- who draws what ----
 
@@ -254,6 +262,13 @@ configured() {
       "700 24 20 2 4 2 8 70 0.0001 0.25 true 500.0" ]
 }
 ok "random weights are of the sizes and the type that the recipe names" configured
+seeded() { # at a rate that moves nothing the weights are those of the start
+  local still='--set run.directory=run --set stages=[sft] --set sft.steps=1 --set optimizer.sft.lr=1e-30' w=run/sft/model.safetensors
+  # shellcheck disable=SC2086
+  run train start.yaml $still && cp $w w && run train start.yaml $still --set batch.sft=3 && cmp $w w &&
+    run train start.yaml $still --set run.seed=2 && ! cmp -s $w w
+}
+ok "which are the seed's" seeded
 counts() { # 38 examples and 2 held out, 12 a step
   run train start.yaml --set run.directory=run --set stages='[sft]' --set sft.steps=0 --set sft.epochs=2 --set batch.sft=12 && [ "$(wc -l <run/metrics.jsonl)" = 7 ] &&
     ppo ppo.eval_every=1 ppo.eval_prompts=3 report.samples=2 && [ "$(wc -l <run/samples/step_000001.jsonl)" = 2 ] &&
