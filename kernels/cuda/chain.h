@@ -1,6 +1,6 @@
 /* Launches that overlap, for the short kernels of decoding: one may start while the kernel before
- * it ends, and waits for that one's results only when it needs them. On cards before Hopper they
- * run one after the other as ever.
+ * it ends, and waits for that one's results only when it needs them. Of code for cards before
+ * Hopper they run one after the other as ever.
  *
  * A kernel of a chain calls wait_for_kernel_before before it reads or writes what others have to do
  * with, in every block, so it ends after all that was queued before: whoever has waited for it has
@@ -47,7 +47,7 @@ static inline void chain_launch(cudaStream_t stream, void (*kernel)(Args...), di
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attribute;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  config.numAttrs = !cuda_overlaps ? 0 : cluster > 1 ? 2 : 1;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
 }
 

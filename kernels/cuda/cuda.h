@@ -28,7 +28,7 @@ struct CudaDevice {
   Device base; /* first: a Device * is a CudaDevice * */
   int gpu, sms;
   int sharing; /* ranks of this host on this GPU, this one included */
-  int arch;    /* 90 for compute capability 9.0 */
+  int arch;    /* 90: the code that this build has for the GPU is for compute capability 9.0 */
   size_t l2_bytes;
   cudaStream_t compute, comm[CUDA_TRACKS];
   cudaStream_t current; /* compute; one of comm while queued work of a collective is launched */
@@ -40,6 +40,9 @@ struct CudaDevice {
   CudaStaging *staging;
   CudaBlocks *blocks;
 };
+
+/* Whether that code knows launches that overlap (chain.h): of capability 9.0 or later. */
+extern bool cuda_overlaps;
 
 static inline CudaDevice *cuda_of(Device *d) { return reinterpret_cast<CudaDevice *>(d); }
 static inline cudaStream_t cuda_stream(Device *d) { return cuda_of(d)->current; }

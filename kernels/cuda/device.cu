@@ -10,6 +10,8 @@
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/staging.h"
 
+bool cuda_overlaps;
+
 void cuda_check_at(cudaError_t e, const char *call, const char *file, int line) {
   if (e != cudaSuccess)
     die_at(file, line, "%s: %s (%s)", call, cudaGetErrorString(e), cudaGetErrorName(e));
@@ -194,10 +196,12 @@ static int count_gpus(Error *err) {
 /* Any kernel tells whether this build has machine code, or PTX to make it from, for this GPU. */
 static __global__ void any_kernel() {}
 
-static int check_build(const cudaDeviceProp *p, Error *err) {
+/* The capability that this build's code for the GPU was written for: a newer GPU runs what is made
+ * from older PTX. Negative where there is none. */
+static int code_arch(const cudaDeviceProp *p, Error *err) {
   cudaFuncAttributes a;
   cudaError_t e = cudaFuncGetAttributes(&a, reinterpret_cast<const void *>(any_kernel));
-  if (p->major >= 8 && e == cudaSuccess) return 0;
+  if (p->major >= 8 && e == cudaSuccess) return a.ptxVersion;
   (void)cudaGetLastError();
   if (p->major < 8)
     return error_set(err, "device cuda: %s has compute capability %d.%d, 8.0 or later is needed",
@@ -219,8 +223,9 @@ static int choose_gpu(CudaDevice *c, cudaDeviceProp *p, Error *err) {
   if (e != cudaSuccess)
     return error_set(err, "device cuda: GPU %d does not open: %s (%s)", c->gpu,
                      cudaGetErrorString(e), cudaGetErrorName(e));
-  if (check_build(p, err)) return -1;
-  c->arch = 10 * p->major + p->minor;
+  c->arch = code_arch(p, err);
+  if (c->arch < 0) return -1;
+  cuda_overlaps = c->arch >= 90;
   c->sms = p->multiProcessorCount;
   c->l2_bytes = static_cast<size_t>(p->l2CacheSize);
   return 0;
