@@ -2,10 +2,11 @@
  * which is BF16 or codes (linear_weights.h).
  *
  * A cluster of blocks owns COLUMNS columns of y, each block a share of k; their sums are added in
- * order of k through shared memory. A warp has 16 rows of W to itself, which go straight from
- * memory into the registers of tensor-core instructions, several pieces ahead, the first of them
- * before the kernel in front of this one is done. x lies in shared memory, with its front: of a
- * norm x times its weight, while the sum of squares joins the sums and divides them in the end.
+ * order of k, each block some of the columns (linear_few_end.h). A warp has 16 rows of W to itself,
+ * which go straight from memory into the registers of tensor-core instructions, several pieces
+ * ahead, the first of them before the kernel in front of this one is done. x lies in shared memory,
+ * with its front: of a norm x times its weight, while the sum of squares joins the sums and divides
+ * them in the end.
  *
  * The cut of k depends on W alone: a row of y has the same bits whatever other rows are with it. */
 #include "kernels/cuda/linear_few.h"
@@ -13,32 +14,22 @@
 #include <algorithm>
 
 #include "kernels/cuda/chain.h"
-#include "kernels/cuda/cluster.h"
-#include "kernels/cuda/linear_weights.h"
+#include "kernels/cuda/linear_few_end.h"
 #include "kernels/cuda/math.h"
 
 namespace {
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, COLUMNS = 16 * WARPS;
-constexpr int PART = COLUMNS + 4; /* floats of a row of sums */
-constexpr int MAX_SHARE = 768;    /* of k, of a block: 64 rows of it fill half of shared memory */
-constexpr int MAX_CLUSTER = 16, PORTABLE_CLUSTER = 8;
+constexpr int MAX_SHARE = 768; /* of k, of a block: 64 rows of it fill half of shared memory */
+constexpr int PORTABLE_CLUSTER = 8;
 constexpr int CHUNK = 256, CHUNKS = MAX_SHARE / CHUNK; /* of k, that a warp stages at a time */
 
 /* With more rows, blocks that start early and wait take room from those that have work: 16 rows of
  * 1.1B, 1.40 ms a step instead of 1.30; 1 row 0.90 instead of 0.95. */
 constexpr int EARLY_ROWS = 4;
 
-struct Few {
-  const bf16 *x, *norm, *bias;
-  Weights w;
-  void *y;
-  int m, share, cluster; /* share: of k, of a block */
-  float eps;
-  bool add, y_f32;
-};
-
 /* ---- x ---- */
+
+#if __CUDA_ARCH__ >= 900
 
 /* Eight numbers of front(x) at column c of a row; what they add to the sum of squares. */
 template <Front FRONT>
@@ -91,67 +82,51 @@ __device__ inline void add_chunks(const Few &a, float *squares) {
   s[0] = sum;
 }
 
-/* ---- sums of the cluster ---- */
+#endif
 
-/* Four columns of a row of y, from the sums of all blocks. */
-template <Front FRONT>
-__device__ inline void finish_pack(const Few &a, const float *part, const float *squares, int row,
-                                   int first_column) {
-  constexpr int BATCH = PORTABLE_CLUSTER;
-  float4 sum = make_float4(0, 0, 0, 0);
-  float square = 0;
-  for (int first = 0; first < a.cluster; first += BATCH) { /* all of them on the way at once */
-    float4 x[BATCH];
-    float s[BATCH];
-#pragma unroll
-    for (int r = 0; r < BATCH; r++) {
-      if (first + r >= a.cluster) break;
-      x[r] = cluster_load(reinterpret_cast<const float4 *>(part + row * PART), first + r);
-      if (FRONT == FRONT_RMSNORM) s[r] = cluster_load(squares + row * CHUNKS, first + r);
-    }
-#pragma unroll
-    for (int r = 0; r < BATCH; r++) {
-      if (first + r >= a.cluster) break;
-      sum = make_float4(sum.x + x[r].x, sum.y + x[r].y, sum.z + x[r].z, sum.w + x[r].w);
-      if (FRONT == FRONT_RMSNORM) square += s[r];
-    }
+/* Sums arrive in a place of their own where rows are few. Of more they arrive where x was, and the
+ * blocks of a cluster meet before they are sent. */
+constexpr int ROWS_APART = 16;
+
+/* Shared memory of a block of ROWS rows: a barrier, squares of all blocks and its own, and in
+ * `place` x, later its sums, and what arrives. */
+template <int ROWS>
+struct Place {
+  static constexpr bool APART = ROWS <= ROWS_APART;
+  static constexpr int SUMS = ROWS * PART, ARRIVING = ROWS * COLUMNS; /* floats */
+  static constexpr int PLACE = 4 + ROWS * (MAX_CLUSTER + CHUNKS);
+  static size_t bytes(size_t x) {
+    size_t sums = sizeof(float) * SUMS, arriving = sizeof(float) * ARRIVING;
+    return sizeof(float) * PLACE +
+           (APART ? arriving + std::max(x, sums) : std::max(x, sums + arriving));
   }
-  float scale = FRONT == FRONT_RMSNORM ? rsqrtf(square / static_cast<float>(a.w.k) + a.eps) : 1;
-  const float v[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    int column = first_column + i;
-    if (column >= a.w.n) break;
-    int64_t at = static_cast<int64_t>(row) * a.w.n + column;
-    float *wide = static_cast<float *>(a.y) + at;
-    bf16 *narrow = static_cast<bf16 *>(a.y) + at;
-    float total = scale * v[i];
-    if (a.bias) total += to_float(a.bias[column]);
-    if (a.add) total += a.y_f32 ? *wide : to_float(*narrow);
-    if (a.y_f32)
-      *wide = total;
-    else
-      *narrow = from_float<bf16>(total);
-  }
-}
+};
 
 template <class Rows, Front FRONT, int TILES>
 __global__ __launch_bounds__(THREADS, 2) void few_kernel(const __grid_constant__ Few a) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char shared[];
-  constexpr int ROWS = 8 * TILES, AHEAD = Rows::template AHEAD<TILES>;
-  float *squares = reinterpret_cast<float *>(shared), *part = squares + ROWS * CHUNKS;
+  constexpr int AHEAD = Rows::template AHEAD<TILES>;
+  using P = Place<8 * TILES>;
+  float *floats = reinterpret_cast<float *>(shared), *place = floats + P::PLACE;
+  float *part = place + (P::APART ? P::ARRIVING : 0), *arriving = P::APART ? place : part + P::SUMS;
+  float *squares = floats + 4 + 8 * TILES * MAX_CLUSTER;
   bf16 *x_tile = reinterpret_cast<bf16 *>(part); /* first x, then sums */
+  Mail mail = {reinterpret_cast<uint64_t *>(shared), floats + 4,
+               reinterpret_cast<float4 *>(arriving)};
   int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   int rank = static_cast<int>(blockIdx.x) % a.cluster, k0 = rank * a.share;
   int first_column = static_cast<int>(blockIdx.x) / a.cluster * COLUMNS;
   int own = lane % 4 * Rows::OWN, stride = a.share + Rows::PAD;
+  open_mail<FRONT>(a, mail);
   Rows rows(a.w, first_column + warp * 16 + lane / 4, k0 + own, min(a.share, a.w.k - k0) - own);
   typename Rows::Piece ahead[AHEAD];
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) ahead[i] = rows.load(i * PIECE);
-  if (a.m <= EARLY_ROWS) next_kernel_may_start();
+  if (a.early) next_kernel_may_start();
+  mail_is_open(a);
   wait_for_kernel_before();
-  if (a.m > EARLY_ROWS) next_kernel_may_start();
+  if (!a.early) next_kernel_may_start();
   stage_rows<FRONT>(a, k0, x_tile, stride, squares);
   __syncthreads();
 
@@ -165,27 +140,26 @@ __global__ __launch_bounds__(THREADS, 2) void few_kernel(const __grid_constant__
       ahead[i] = rows.load(at + AHEAD * PIECE);
     }
 
-  __syncthreads(); /* x's place is free */
+  if (P::APART || a.cluster == 1)
+    __syncthreads(); /* x's place is free */
+  else
+    cluster_barrier(); /* in all blocks */
   if constexpr (FRONT == FRONT_RMSNORM) add_chunks(a, squares);
 #pragma unroll
   for (int t = 0; t < TILES; t++)
 #pragma unroll
     for (int i = 0; i < 4; i++)
       part[(8 * t + lane % 4 * 2 + i % 2) * PART + warp * 16 + lane / 4 + i / 2 * 8] = sum[t][i];
-  cluster_barrier();
-  int packs = COLUMNS / a.cluster / 4; /* of this block, in a row of the cluster's sums */
-  for (int i = static_cast<int>(threadIdx.x); i < a.m * packs; i += THREADS) {
-    int column = (rank * packs + i % packs) * 4;
-    finish_pack<FRONT>(a, part + column, squares, i / packs, first_column + column);
-  }
-  cluster_barrier(); /* nobody reads this block's sums any more */
+  __syncthreads();
+  send_sums<FRONT>(a, rank, part, squares, CHUNKS, mail);
+  finish_sums<FRONT>(a, rank, mail, first_column);
+#endif
 }
 
 template <class Rows, Front FRONT, int TILES>
 void launch(cudaStream_t stream, const Few &a) {
   size_t x = sizeof(bf16) * 8 * TILES * static_cast<size_t>(a.share + Rows::PAD);
-  size_t shared =
-      sizeof(float) * 8 * TILES * CHUNKS + std::max(x, sizeof(float) * 8 * TILES * PART);
+  size_t shared = Place<8 * TILES>::bytes(x);
   auto kernel = few_kernel<Rows, FRONT, TILES>;
   chain_allow_shared(kernel, shared);
   if (a.cluster > PORTABLE_CLUSTER)
@@ -249,9 +223,12 @@ bool linear_few(Device *d, const Linear &l, Tensor x, Tensor y_MO) {
   a.m = static_cast<int>(m);
   a.share = static_cast<int>(share);
   a.cluster = cluster;
+  while (cluster << (a.own + 1) <= PACKS) a.own++;
   a.eps = l.eps;
+  a.early = m <= EARLY_ROWS;
   a.add = l.add;
   a.y_f32 = y_MO.dtype == DT_F32;
+  a.packed = n % 4 == 0 && aligned(y_MO.data) && aligned(l.bias_O.data);
   if (!coded) {
     launch_front<PlainRows>(cuda_stream(d), a, l.front);
     return true;

@@ -8,10 +8,6 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ inline uint32_t shared_at(const void *p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 /* A place in a ring and the parity of its turn. */
 template <int STAGES>
 struct RingPlace {

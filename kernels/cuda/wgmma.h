@@ -14,6 +14,7 @@
 
 #include <cuda.h>
 
+#include "kernels/cuda/barrier.h"
 #include "kernels/cuda/cuda.h"
 
 /* Operands of 4, 16 or 32 registers in a row. */
@@ -130,34 +131,8 @@ __device__ inline void registers_take() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* ---- barriers and copies ---- */
+/* ---- copies, and barriers that say when (barrier.h) ---- */
 
-__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-/* Makes the initialised barriers known to the copy engine. */
-__device__ inline void barrier_init_done() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ inline void barrier_expect(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ inline void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-/* Until the phase of that parity is over. */
-__device__ inline void barrier_wait(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
 __device__ inline void copy_tile(uint32_t to, const CUtensorMap *map, int column, int row,
                                  uint32_t barrier) {
   asm volatile(
