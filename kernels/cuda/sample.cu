@@ -6,6 +6,7 @@
  * no clusters), and each thread keeps its weights in registers: packs of four ids, pack i of a warp
  * being TILE ids in a row. A pass over the row then costs little more than adding up across the
  * cluster. Only rows beyond what registers hold keep their weights in scratch. */
+#include "kernels/cuda/chain.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/sample_filter.h"
 
@@ -59,8 +60,11 @@ __global__ __launch_bounds__(THREADS,
                   .pack = {}};
   if (PACKS == 0)
     r.memory = a.weights + static_cast<int64_t>(blockIdx.x) * a.packs * THREADS + thread;
+  open_exchange(a, &shared);
+  wait_for_kernel_before();
+  next_kernel_may_start();
   find_seen(r, b);
-  float largest;
+  float largest, u = a.p.greedy ? 0 : a.u[b];
   int32_t token = id_of(read_row(r, &largest));
   auto weight = [](float w) { return static_cast<double>(w); };
   float best = logit_of_id(r, token), max = a.p.greedy ? largest : best * a.inv_temp;
@@ -70,13 +74,13 @@ __global__ __launch_bounds__(THREADS,
   if (a.kept) write_kept(r, b, gridDim.x / static_cast<unsigned>(a.cluster));
   double sum = add_up(r, weight);
   if (!a.p.greedy) {
-    int32_t drawn = place_of(r, static_cast<double>(a.u[b]) * sum, weight);
+    int32_t drawn = place_of(r, static_cast<double>(u) * sum, weight);
     if (drawn >= 0) token = drawn; /* else weights are NaN */
   }
-  if (a.cluster > 1) cluster_barrier(); /* nobody reads the others' memory any more */
   if (rank != 0 || thread != 0) return;
   float x = logit_of_id(r, token);
-  if (r.seen) r.seen[r.newest / 8] |= static_cast<uint8_t>(1u << r.newest % 8); /* all have read */
+  if (r.seen)
+    r.seen[r.newest / 8] |= static_cast<uint8_t>(1u << r.newest % 8); /* all have read it */
   double z = a.p.greedy ? static_cast<double>(x) - static_cast<double>(max)
                         : static_cast<double>(fmaf(x, a.inv_temp, -max));
   a.token[b] = token;
@@ -85,18 +89,8 @@ __global__ __launch_bounds__(THREADS,
 
 template <int PACKS>
 void launch(cudaStream_t stream, const Sample &a, int64_t batch) {
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(a.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(batch * a.cluster));
-  config.blockDim = dim3(THREADS);
-  config.dynamicSmemBytes = sizeof(double) * WARPS * static_cast<size_t>(a.packs);
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = a.cluster > 1 ? 1 : 0;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, sample_kernel<PACKS>, a));
+  chain_launch(stream, sample_kernel<PACKS>, dim3(static_cast<unsigned>(batch * a.cluster)),
+               THREADS, sizeof(double) * WARPS * static_cast<size_t>(a.packs), a.cluster, a);
 }
 
 bool is_row(Tensor t, DType type, int64_t n) {

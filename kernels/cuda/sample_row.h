@@ -3,7 +3,7 @@
 #ifndef KERNELS_CUDA_SAMPLE_ROW_H
 #define KERNELS_CUDA_SAMPLE_ROW_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/cluster.h"
 #include "kernels/cuda/mma.h"
 
 namespace {
@@ -31,14 +31,15 @@ struct Sample {
 };
 
 /* Of some of the row's ids: how many, and what they weigh. */
-struct Measure {
+struct alignas(16) Measure {
   int count;
   double mass;
 };
 
 /* What a block shares with itself and its cluster. */
 struct Shared {
-  Measure slot[2]; /* for exchange: the last and the one before */
+  uint64_t full[2]; /* for exchange: barriers, and what the blocks of the cluster sent */
+  Measure in[2][MAX_CLUSTER];
   Measure part[WARPS];
   uint64_t key[WARPS];
   int32_t found;
@@ -91,39 +92,35 @@ __device__ inline void each_weight(Row<PACKS> &r, F f) {
 /* ---- across the cluster ---- */
 
 __device__ inline int cluster_rank(int cluster) { return static_cast<int>(blockIdx.x) % cluster; }
-/* What is written before it in shared memory is seen behind it by all blocks of the cluster. */
-__device__ inline void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-#endif
-}
-/* The number that lies at p in the block of that rank. */
-__device__ inline uint64_t load_of_rank(const void *p, int rank) {
-  uint64_t x;
-#if __CUDA_ARCH__ >= 900
-  uint32_t at = shared_address(p);
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
-  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(at) : "memory");
-#else
-  x = *static_cast<const uint64_t *>(p);
-#endif
-  return x;
-}
-
-/* Lane k of each warp gets rank k's numbers, which all threads of a block agree on. Two slots take
- * turns: whoever writes one again has met at the other those who read it. */
+/* Lane k of each warp gets rank k's numbers, which all threads of a block agree on. Two places take
+ * turns: who sends to one again has had from the other what this block sent behind a __syncthreads,
+ * so all its threads had read. */
 template <int PACKS>
 __device__ inline Measure exchange(Row<PACKS> &r, Measure mine) {
+#if __CUDA_ARCH__ >= 900
   if (r.a.cluster == 1) return mine;
-  Measure *slot = r.shared->slot + (r.turn ^= 1), each = {0, 0};
-  if (threadIdx.x == 0) *slot = mine;
-  cluster_barrier();
-  if (r.lane < r.a.cluster) {
-    each.count = static_cast<int>(load_of_rank(&slot->count, r.lane));
-    each.mass = __longlong_as_double(static_cast<long long>(load_of_rank(&slot->mass, r.lane)));
-  }
+  int place = r.turn % 2, phase = r.turn / 2 % 2, thread = static_cast<int>(threadIdx.x);
+  Measure *in = r.shared->in[place], each = {0, 0};
+  uint64_t *full = r.shared->full + place;
+  r.turn++;
+  if (thread < r.a.cluster)
+    cluster_send(cluster_at(in + r.rank, thread), cluster_at(full, thread),
+                 *reinterpret_cast<const float4 *>(&mine));
+  barrier_wait(shared_at(full), phase);
+  if (thread == 0) barrier_expect(shared_at(full), r.a.cluster * static_cast<int>(sizeof mine));
+  if (r.lane < r.a.cluster) each = in[r.lane];
   return each;
+#else
+  return mine; /* clusters of one */
+#endif
+}
+/* Before the first exchange; the blocks of a cluster have met behind it. */
+__device__ inline void open_exchange(const Sample &a, Shared *shared) {
+#if __CUDA_ARCH__ >= 900
+  if (a.cluster == 1) return;
+  cluster_open(shared->full, 2, a.cluster * static_cast<int>(sizeof(Measure)));
+  cluster_meet();
+#endif
 }
 
 /* Over the row, in a fixed order; all threads get it. The mass only where it is asked for. */
@@ -261,8 +258,8 @@ __device__ inline int32_t place_of(Row<PACKS> &r, double point, Value value) {
       int32_t id = place_in_tile(w, r.id(i), r.lane, before, point, value);
       if (r.lane == 0) r.shared->found = id;
     });
-    __syncthreads();
   }
+  __syncthreads();
   return __shfl_sync(0xffffffffu, exchange(r, {r.shared->found, 0}).count, owner);
 }
 
