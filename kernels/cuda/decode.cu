@@ -68,9 +68,17 @@ __device__ float random_number(uint64_t seed, uint64_t stream, uint32_t index) {
   return u < 1 ? u : 0x1.fffffep-1f;
 }
 
-__device__ void advance_row(const Rows &r, int b) {
-  int number = r.len[b]; /* of the token drawn */
-  if (number + 1 >= r.end[b]) {
+/* What is known of a row, asked for all at once. */
+struct Drawn {
+  int number, end; /* number: of the token drawn; 0: inert */
+  int32_t token;
+  float logprob;
+  uint64_t stream;
+};
+
+__device__ void advance_row(const Rows &r, int b, const Drawn &d) {
+  int number = d.number;
+  if (number + 1 >= d.end) {
     r.len[b] = 0;
     r.slot[b] = -1;
     return;
@@ -78,12 +86,11 @@ __device__ void advance_row(const Rows &r, int b) {
   int page = number / r.page_size;
   if (page >= r.width) __trap(); /* a token behind its page table */
   r.len[b] = number + 1;
-  r.token[b] = r.drawn[b];
+  r.token[b] = d.token;
   r.position[b] = r.first + number;
   r.slot[b] =
       r.table[static_cast<int64_t>(b) * r.width + page] * r.page_size + number % r.page_size;
-  r.u[b] =
-      random_number(r.seed, static_cast<uint64_t>(r.stream[b]), static_cast<uint32_t>(number + 1));
+  r.u[b] = random_number(r.seed, d.stream, static_cast<uint32_t>(number + 1));
 }
 
 /* One block: it reads the step before it counts it on. What comes next may read ahead of what is
@@ -91,13 +98,13 @@ __device__ void advance_row(const Rows &r, int b) {
 __global__ void advance_kernel(Rows r) {
   wait_for_kernel_before();
   int step = *r.step;
-  if (step < 0 || step >= r.steps) __trap();
   for (int b = static_cast<int>(threadIdx.x); b < r.batch; b += static_cast<int>(blockDim.x)) {
-    bool inert = r.len[b] == 0;
+    Drawn d = {r.len[b], r.end[b], r.drawn[b], r.logprob[b], static_cast<uint64_t>(r.stream[b])};
+    if (step < 0 || step >= r.steps) __trap();
     int64_t at = static_cast<int64_t>(step) * r.batch + b;
-    r.history_token[at] = inert ? -1 : r.drawn[b];
-    r.history_logprob[at] = inert ? 0 : r.logprob[b];
-    if (!inert) advance_row(r, b);
+    r.history_token[at] = d.number == 0 ? -1 : d.token;
+    r.history_logprob[at] = d.number == 0 ? 0 : d.logprob;
+    if (d.number > 0) advance_row(r, b, d);
   }
   __syncthreads();
   if (threadIdx.x == 0) *r.step = step + 1;

@@ -11,11 +11,13 @@
 
 enum { GATHER_THREADS = 256, GATHER_UNROLL = 4 };
 
-/* Rows are per_row words; nothing is computed, so the type of elements does not matter. */
+/* Rows are per_row words; nothing is computed, so the type of elements does not matter. It begins
+ * when all before it is done, so what is behind it may begin at once. */
 template <class W>
 __global__ void __launch_bounds__(GATHER_THREADS)
     gather_kernel(int64_t words, int64_t per_row, int64_t n, const W *x, const int32_t *rows,
                   W *y) {
+  let_next_kernel_start();
   int64_t first = static_cast<int64_t>(blockIdx.x) * GATHER_UNROLL * GATHER_THREADS + threadIdx.x;
   W w[GATHER_UNROLL];
 #pragma unroll
