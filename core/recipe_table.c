@@ -374,7 +374,7 @@ static const RecipeRow zeropp_rows[] = {
     {"gradients", ROW_CHOICE, AT(zeropp.gradients), "float32", NONE, .choices = "float32|bfloat16",
      .help = "of the summed gradient that a rank keeps; bfloat16 halves its memory: a sum over "
              "ranks is taken in float32 and rounded once, that of several micro-batches after "
-             "each; on GPUs, several ranks, stages 1 to 3"},
+             "each; on GPUs, stages 1 to 3"},
     {"offload", ROW_CHOICE, AT(zeropp.offload), "off", NONE, .choices = "off|optimizer",
      .help =
          "optimizer: moments, and where unquantized bfloat16 weights travel float32 weights too, "

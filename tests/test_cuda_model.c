@@ -209,6 +209,37 @@ static void same_bits(void **state) {
   done();
 }
 
+/* Sums in BF16 are those in F32 but for roundings: one of 2^-9 of each micro-batch's, and of the
+ * sum. */
+static void gradients_in_half(void **state) {
+  (void)state;
+  need_gpu();
+  for (int i = 0; i < N_CASES; i++) {
+    if (leaves_out(i, true)) continue;
+    ModelConfig c = case_config(i);
+    TestBatch b = case_batch(i, &c);
+    ModelOptions o = tiny_options(HEAD_LM);
+    o.zero.compute = DT_BF16;
+    Model *whole = tiny_model(&two.gpu, two.gpu.grid, &c, &o);
+    o.zero.gradients = DT_BF16;
+    Model *half = tiny_model(&two.gpu, two.gpu.grid, &c, &o);
+    for (int step = 0; step < 2; step++) {
+      zeropp_zero_grad(model_zero(whole));
+      zeropp_zero_grad(model_zero(half));
+      for (int micro = 0; micro < 2; micro++) {
+        train_batch(whole, &b, 0);
+        train_batch(half, &b, 0);
+        const char *where = "";
+        double e = gradient_error(half, whole, false, &where);
+        check(e < 1.0 / 100, "sums in BF16", where, e, 1.0 / 100);
+      }
+    }
+    model_free(whole);
+    model_free(half);
+  }
+  done();
+}
+
 /* ---- steps ---- */
 
 static void steps_agree(void **state) {
@@ -393,6 +424,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(lm_bf16),
     cmocka_unit_test(scalar_bf16),
     cmocka_unit_test(same_bits),
+    cmocka_unit_test(gradients_in_half),
     cmocka_unit_test(steps_agree),
     cmocka_unit_test(greedy_is_identical),
     cmocka_unit_test(sampled_is_scored),

@@ -96,8 +96,12 @@ static void add_gradient(ZeroPP *z, int p, const float *x) {
   Tensor g = overwrite ? zeropp_grad_into(z, p, 1, &beta) : zeropp_grad(z, p);
   if (!overwrite) beta = 1;
   Tensor term = g;
+  size_t n = (size_t)tensor_numel(g);
+  void *typed = mem_alloc(n, dtype_size(g.dtype));
+  if (convert_from_f32(x, typed, g.dtype, n)) die("F32 or BF16");
   term.data = device_alloc(d, tensor_bytes(g));
-  device_upload(d, term.data, x, tensor_bytes(g));
+  device_upload(d, term.data, typed, tensor_bytes(g));
+  free(typed);
   if (beta == 0)
     device_copy(d, g.data, term.data, tensor_bytes(g));
   else
@@ -334,7 +338,7 @@ static void check_types(int i) {
   int local = gpu_grid->local, world = gpu_grid->world;
   for (int compute = 0; compute < 2; compute++)
     for (int half = 0; half < 2; half++) {
-      if (half && (world == 1 || m->cfg.stage == 0 || !compute || i % 3 != 1)) continue;
+      if (half && (m->cfg.stage == 0 || !compute || i % 3 != 1)) continue;
       gpu_config = m->cfg;
       gpu_config.compute = compute ? DT_BF16 : DT_F32;
       gpu_config.gradients = half ? DT_BF16 : DT_F32;

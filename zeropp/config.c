@@ -22,11 +22,11 @@ int zeropp_check(const ZeroPPConfig *c, DeviceKind device, int world, Error *err
     return error_set(err,
                      "zeropp.gradients: found bfloat16 on the CPU, which sums in float32; expected "
                      "float32, or run.device: cuda");
-  if (half && (world == 1 || c->stage == 0))
+  if (half && (c->stage == 0 || (world == 1 && c->compute != DT_BF16)))
     return error_set(err,
                      "zeropp.gradients: found bfloat16 with %s, where GEMMs add to the sums "
                      "themselves; expected float32",
-                     world == 1 ? "one rank" : "stage 0");
+                     c->stage == 0 ? "stage 0" : "one rank that computes in float32");
   if (c->refresh != REFRESH_DENSE && c->wire == WIRE_F32 && c->compute == DT_F32)
     return error_set(err,
                      "zeropp.refresh: found %s with weights in float32, nearly all of which "

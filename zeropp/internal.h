@@ -22,6 +22,7 @@ typedef struct ParamPlace {
   int64_t start, count; /* the elements this rank owns */
   int64_t shard;        /* where they lie in the shard buffers, elements */
   bool fresh;           /* its full gradient holds nothing yet, no zeros either */
+  bool beside;          /* a sum in F32 is still to be added to it (halves.c) */
 } ParamPlace;
 
 /* One parameter's elements in one piece of its unit. */
@@ -142,6 +143,7 @@ struct ZeroPP {
   bool whole;      /* shards hold the whole model */
   bool alias_full; /* a full weight is the master itself, or `rounded` */
   bool alias_grad; /* a full gradient is the shard itself */
+  bool half_grad;  /* and that in BF16 */
   bool one_hop;    /* sums of a node are the owners' */
   bool direct;     /* matrices come straight into full buffers */
   bool keeps_full; /* full weights stay until the next version */
@@ -225,6 +227,14 @@ void pieces_recode(const ZeroPP *z, Pieces pieces, MessageKind kind, char *from,
 /* A vector of F32 to BF16, and back. */
 void numbers_round(const ZeroPP *z, Tensor x, char *half);
 void numbers_widen(const ZeroPP *z, char *half, Tensor x);
+void numbers_add(const ZeroPP *z, char *half, Tensor x); /* x += half */
+
+/* Gradients with half_grad, of an open unit but for settle, which clears what nobody wrote. */
+void halves_settle(ZeroPP *z, const Unit *u);
+void halves_open(ZeroPP *z, Unit *u);
+Tensor halves_beside(ZeroPP *z, int param, int n);
+Tensor halves_into(ZeroPP *z, int param, int n, float *beta);
+void halves_close(ZeroPP *z, Unit *u);
 
 /* engine.c: defaults filled in; dies on what contradicts itself. */
 ZeroPPConfig engine_config(const ZeroPPConfig *given);

@@ -233,6 +233,7 @@ static void choose_ways(ZeroPP *z) {
   z->alias_full = z->whole && !c->qwz && (half || c->wire == WIRE_F32);
   /* The CPU rounds alike for any number of ranks; a GPU only what travels. */
   z->alias_grad = one && !c->qgz && (half || c->wire == WIRE_F32);
+  z->half_grad = z->alias_grad && c->trainable && c->gradients == DT_BF16;
   z->one_hop = z->grid->nodes == 1 && !c->qgz && !c->accumulate_node;
   z->direct = half && c->stage == 3 && !c->qwz && !c->hpz && z->grid->nodes == 1 && !one;
   z->keeps_rounded = (z->alias_full && half) || on_node;

@@ -84,6 +84,7 @@ uint64_t memory_working_bytes(const ZeroPP *z) {
   if (z->direct && !full.most) bytes += largest_bytes(z, c->compute) * (uint64_t)z->ahead;
   if (!z->alias_full || c->stage == 0) travel = gather_bytes(z) * (uint64_t)(1 + z->ahead);
   if (z->grid->world == 1 && z->alias_full) travel = 0;
+  if (z->half_grad) bytes += full_bytes(z, DT_F32, false);
   if (c->trainable && !z->alias_grad) {
     if (c->stage > 0) bytes += full_bytes(z, DT_F32, c->stage < 2);
     travel += (uint64_t)z->flights * reduce_bytes(z);

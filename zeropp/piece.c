@@ -146,3 +146,8 @@ void numbers_widen(const ZeroPP *z, char *half, Tensor x) {
   WirePart part = vector_part(x, half);
   z->ops->dequantize(z->device, bf16, tensor_numel(x) > 0, &part, false);
 }
+
+void numbers_add(const ZeroPP *z, char *half, Tensor x) {
+  WirePart part = vector_part(x, half);
+  z->ops->dequantize(z->device, bf16, tensor_numel(x) > 0, &part, true);
+}

@@ -182,7 +182,9 @@ static void settle(ZeroPP *z, const Unit *u, float *full) {
 }
 
 static void settle_shard(ZeroPP *z, Unit *u) {
-  if (adds_in_shard(z)) {
+  if (z->half_grad) {
+    halves_settle(z, u);
+  } else if (adds_in_shard(z)) {
     settle(z, u, grad_in_shard(z, u));
   } else if (u->shard_fresh) {
     Tensor own = engine_part(z, STATE_GRAD, u->shard, z->whole ? u->full_numel : u->owned);
@@ -266,7 +268,9 @@ void zeropp_open_grad(ZeroPP *z, int unit) {
   require(z->cfg.trainable);
   if (u->grad_open) return;
   u->grad_open = true;
-  if (adds_in_shard(z)) {
+  if (z->half_grad) {
+    halves_open(z, u);
+  } else if (adds_in_shard(z)) {
     u->grad = grad_in_shard(z, u);
     /* The next sum over ranks must count what was summed before once. */
     if (u->grad_summed && z->grid->rank > 0) mark_fresh(z, u);
@@ -286,6 +290,7 @@ static Tensor open_grad(const ZeroPP *z, int param, int n) {
 
 Tensor zeropp_grad_joined(ZeroPP *z, int param, int n) {
   Tensor g = open_grad(z, param, n);
+  if (z->half_grad) return halves_beside(z, param, n);
   for (int p = param; p < param + n; p++) settle_param(z, p, z->units[z->specs[p].unit].grad);
   return g;
 }
@@ -294,6 +299,7 @@ Tensor zeropp_grad(ZeroPP *z, int param) { return zeropp_grad_joined(z, param, 1
 
 Tensor zeropp_grad_into(ZeroPP *z, int param, int n, float *beta) {
   Tensor g = open_grad(z, param, n);
+  if (z->half_grad) return halves_into(z, param, n, beta);
   int fresh = 0;
   for (int p = param; p < param + n; p++) fresh += z->place[p].fresh;
   *beta = fresh == n ? 0 : 1;
@@ -306,8 +312,12 @@ void zeropp_reduce(ZeroPP *z, int unit) {
   Unit *u = engine_unit(z, unit);
   if (!u->grad_open)
     die("reduction of unit %d (%s...), whose gradient is not open", unit, engine_unit_name(z, u));
-  settle(z, u, u->grad);
   u->grad_open = false;
+  if (z->half_grad) {
+    halves_close(z, u);
+    return;
+  }
+  settle(z, u, u->grad);
   if (keeps_local_sums(z)) {
     u->grad_waits = true;
     if (z->cfg.stage == 0) u->grad = NULL;

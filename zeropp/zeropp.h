@@ -101,8 +101,9 @@ typedef struct ZeroPPConfig {
   int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
   bool accumulate_node; /* micro-batches are summed in a node, which crosses nodes once a step */
   int prefetch;         /* units that are gathered ahead; one more between nodes of GPUs */
-  DType compute;        /* of full weights: DT_F32 or, on CUDA, DT_BF16. Full gradients are F32 */
-  DType gradients;      /* of the owners' sums: DT_F32 or, on CUDA and several ranks, DT_BF16 */
+  DType compute;        /* of full weights: DT_F32 or, on CUDA, DT_BF16. Full gradients are F32, but
+                           for one rank's whose sums are BF16 */
+  DType gradients;      /* of the owners' sums: DT_F32 or, on CUDA, DT_BF16 */
   bool offload;         /* moments, and masters where a copy in `compute` serves gathers, lie in
                            memory of the host, which the device reads and writes at the step */
 } ZeroPPConfig;
@@ -209,7 +210,8 @@ void zeropp_open_grad(ZeroPP *z, int unit);
 Tensor zeropp_grad(ZeroPP *z, int param); /* dies unless open */
 Tensor zeropp_grad_joined(ZeroPP *z, int param, int n);
 /* For a GEMM: *beta is 0 where nothing was added yet; the tensor may then hold anything, NaN too,
- * and must be written whole. From then on, and where something was added before, *beta is 1. */
+ * and must be written whole. From then on, and where something was added before, *beta is 1. On one
+ * rank with sums in BF16 the tensor is BF16: the sum itself. */
 Tensor zeropp_grad_into(ZeroPP *z, int param, int n, float *beta);
 /* Closes the gradient and starts its sum over ranks, which is in the owners' shards by the step (or
  * when a gradient shard is asked for). */
