@@ -134,11 +134,17 @@ fill_up() { # DIRECTORY
   done
   what="$room KiB left"
   wait $job
-  [ $? = 1 ] && grep -q 'No space left on device' err
+  job=$?
+  [ $job = 0 ] && return 2
+  [ $job = 1 ] && grep -q 'No space left on device' err
 }
 for _ in $(seq "${FULL:-2}"); do
-  fill_up disk/full
-  status=$?
+  for _ in 1 2 3 4 5; do # filled while a checkpoint was half-written, what that one frees may do for the rest
+    fill_up disk/full
+    status=$?
+    [ $status = 2 ] || break
+    rm -rf disk/full disk/filler
+  done
   cp err err.full
   rm -f disk/filler
   emptied() {
