@@ -68,6 +68,8 @@ static int read_answer(const Loader *l, const Record *r, char **answer, Error *e
   if (!name[0] || r->kind != SOURCE_JSON) return 0;
   json_t *v = field_need(r, name, err);
   if (!v) return -1;
+  if (json_is_string(v) && strlen(json_string_value(v)) < json_string_length(v))
+    return error_set(err, "%s: field \"%s\" holds a NUL character", r->place, name);
   if (json_is_string(v))
     *answer = mem_strdup(json_string_value(v));
   else if (json_is_number(v))
@@ -105,6 +107,8 @@ static int pool_prompt(DataPool *pool, const Record *r, const Prompt *p, char *a
 static int add_prompt(Loader *l, const Record *r, DataPool *pool, Prompt *p, Error *err) {
   if (text_is_blank(p->shown.text, p->shown.len) || p->tokens->n == 0)
     return loader_drop_empty(l, r, "the prompt", err);
+  if (memchr(p->shown.text, '\0', p->shown.len)) /* where rewards would see it end */
+    return error_set(err, "%s: the prompt holds a NUL character", r->place);
   char *answer;
   if (read_answer(l, r, &answer, err)) return -1;
   int keep = loader_length(l, r, p->tokens->n, err);

@@ -262,6 +262,11 @@ configured() {
       "700 24 20 2 4 2 8 70 0.0001 0.25 true 500.0" ]
 }
 ok "random weights are of the sizes and the type that the recipe names" configured
+foreign() {
+  rm -rf foreign && mv run/sft foreign && ! ppo models.reference=foreign &&
+    grep -q '^rlhf: models.reference: the vocabulary has 700 tokens, the actor.s 640: expected the same' err
+}
+ok "models of different vocabularies are refused" foreign
 seeded() { # at a rate that moves nothing the weights are those of the start
   local still='--set run.directory=run --set stages=[sft] --set sft.steps=1 --set optimizer.sft.lr=1e-30' w=run/sft/model.safetensors
   # shellcheck disable=SC2086

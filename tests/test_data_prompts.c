@@ -104,9 +104,14 @@ static void errors_name_the_place(void **state) {
       {"\n\n", "b.jsonl: holds no records"},
       {"{\"prompt\":\"\"}", "b.jsonl: none of 1 records is left: 1 empty"},
       {"hello", "b.jsonl:1:5: not valid JSON"},
+      {"{\"prompt\":\"a\\u0000b\"}", "b.jsonl:1: the prompt holds a NUL character"},
+      {"{\"prompt\":\"a\",\"gold\":\"1\\u0000\"}",
+       "b.jsonl:1: field \"gold\" holds a NUL character"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    Loaded l = load(data_file("b.jsonl", bad[i].json), ALL, "");
+    bool answers = strstr(bad[i].json, "gold");
+    Loaded l =
+        load(data_file("b.jsonl", bad[i].json), answers ? ALL ", answer_field: gold" : ALL, "");
     if (l.rc != -1) fail_msg("accepted: %s", bad[i].json);
     if (!strstr(l.err.msg, bad[i].want)) fail_msg("%s\n  gave: %s", bad[i].json, l.err.msg);
     unload(&l);
