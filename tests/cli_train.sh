@@ -298,8 +298,10 @@ again() {
 ok "run.overwrite starts anew" again
 keeps() { # what is no run's, and what this run reads, stays
   mkdir other && cp -r reading other/actor && fails 'other: found actor, but no run' train 1 other --set run.overwrite=true &&
-    fails 'models.actor.path: found .*reading/sft, which run.overwrite would remove' train 1 reading \
-      --set run.overwrite=true --set models.actor=reading/sft &&
+    for key in models.actor.path tokenizer.path; do
+      fails "$key: found .*reading/sft, which run.overwrite would remove" train 1 reading \
+        --set run.overwrite=true --set models.actor=ranks2/sft --set "$key=reading/sft" || return 1
+    done &&
     diff -r reading other/actor
 }
 ok "and removes neither what is no run's nor what is to be read" keeps

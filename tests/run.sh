@@ -25,7 +25,7 @@ count() { # name status log
   if [ "$2" -eq 0 ] && [ $((ok + bad + skip)) -eq 0 ]; then bad=1; fi # said nothing: not a pass
   echo "$ok $bad $skip" >>"$counts"
   if [ "$bad" -gt 0 ]; then
-    printf 'FAILED %s (exit status %s)\n%s\n' "$1" "$2" "$(sed 's/^/  | /' "$3" | tail -60)"
+    printf 'FAILED %s (exit status %s)\n%s\n' "$1" "$2" "$({ grep -A 6 '^not ok' "$3" | grep -v '# SKIP'; tail -60 "$3"; } | sed 's/^/  | /')"
   else
     printf '%-44s %3d passed %3d skipped %4d s\n' "$1" "$ok" "$skip" $((SECONDS - start))
   fi
