@@ -8,6 +8,8 @@ typedef struct Case {
   AttnShape s;
 } Case;
 
+#define MANY 600, 1, 64, 512, 0, 513, 30, 17, 5, 128, 256, 33
+
 static const Case cases[] = {
     {1, {1}, {1, 1, 8, 1, 0}},
     {3, {1, 2, 40}, {4, 2, 16, 0.25F, 0}},
@@ -23,7 +25,8 @@ static const Case cases[] = {
     {2, {90, 640}, {4, 1, 20, 0.22F, 0}},
     {2, {70, 555}, {2, 1, 3, 0.5F, 33}},
     {2, {70, 555}, {2, 2, 131, 0.09F, 0}},
-    {1, {520}, {1, 1, 64, 3.0F, 0}}, /* sharp softmax: scores of several tens */
+    {1, {520}, {1, 1, 64, 3.0F, 0}},       /* sharp softmax: scores of several tens */
+    {12, {MANY}, {32, 16, 64, 0.125F, 0}}, /* more blocks than find room at once */
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -130,8 +133,10 @@ static void bf16_agrees(void **state) {
 static void same_bits(void **state) {
   (void)state;
   Twins *t = twins();
-  static const Case c = {4, {900, 1, 513, 300}, {8, 2, 64, 0.125F, 0}};
-  for (int k = 0; k < 2; k++) {
+  static const Case both[] = {{4, {900, 1, 513, 300}, {8, 2, 64, 0.125F, 0}},
+                              {12, {MANY}, {16, 16, 64, 0.125F, 0}}};
+  for (int k = 0; k < 3; k++) {
+    const Case c = both[k / 2];
     DType type = k ? DT_BF16 : DT_F32;
     Cached x = cache(&c, type, 16, 3);
     write_gpu(t, &x);
@@ -143,7 +148,7 @@ static void same_bits(void **state) {
     twin_check("decoding twice gives other bits", memcmp(all, again, (size_t)c.n_seqs * row) == 0);
     for (int b = 0; b < (test_is_watched_closely() ? 1 : c.n_seqs); b++) {
       Cached one = x;
-      int64_t pages = (c.len[b] + 15) / 16; /* a table no wider than it must be */
+      int64_t pages = c.len[b] > 0 ? (c.len[b] + 15) / 16 : 1; /* no wider than it must be */
       one.table.gpu = tensor_2d(tensor_i32(x.table.gpu) + b * x.width, DT_I32, 1, pages);
       one.len.gpu = tensor_1d(tensor_i32(x.len.gpu) + b, DT_I32, 1);
       one.query.gpu =

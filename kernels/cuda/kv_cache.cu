@@ -117,11 +117,12 @@ static Decode decode_of(Device *d, Tensor qkv_BQ, Tensor page_table_BP, Tensor l
   check_pages(s, k_pages, v_pages);
   if (D < 1 || D > 256) die("decoding takes head sizes from 1 to 256, found %d", s.head_dim);
   int64_t capacity = page_table_BP.dim[1] * size, splits = cuda_ceil(capacity, KV_SPLIT);
-  require(batch == 0 || (capacity > 0 && capacity <= INT32_MAX));
+  require(batch == 0 || (capacity > 0 && capacity <= INT32_MAX - KV_SPLIT));
   if (s.window > 0) splits = std::min<int64_t>(splits, (s.window - 1) / KV_SPLIT + 2);
   Decode a = {};
   a.n_heads = s.n_heads;
   a.n_kv_heads = s.n_kv_heads;
+  a.group = s.n_heads / s.n_kv_heads;
   a.head_dim = s.head_dim;
   a.window = s.window;
   a.scale = s.scale;

@@ -17,7 +17,7 @@ constexpr int KV_HEADS = 16; /* query heads of a block */
 /* One call of attention_decode. Of the partial results, `splits` for each sequence and query head:
  * out, not divided by its sum, [B, H, splits, D], and maximum and sum [B, H, splits, 2]. */
 struct Decode {
-  int n_heads, n_kv_heads, head_dim, window;
+  int n_heads, n_kv_heads, group, head_dim, window; /* group: query heads of a kv head */
   float scale;
   int page_size, table_width, splits, sms;
   int64_t n_pages, q_stride;
@@ -56,55 +56,20 @@ __device__ inline SplitRange split_range(const Decode &a, int len, int split) {
   return {max(seen, begin), min(len, begin + KV_SPLIT), (len - 1) / KV_SPLIT + 1 - from};
 }
 
-/* The page of token t of a sequence. */
-__device__ inline int32_t page_at(const Decode &a, const int32_t *table, int t) {
-  int page = t / a.page_size;
-  return page < a.table_width ? table[page] : 0;
-}
-
-/* The block's range, and row numbers, in units of D, of its tokens: rows[t - first]. False where
- * the sequence has no such split. The first split's pages are looked up while its length is on the
- * way: a sequence has that one, and with nothing else to do a block is as slow as its chain of
- * loads. All threads call it. */
-__device__ inline bool split_rows(const Decode &a, int b, int kv_head, int split, SplitRange *range,
-                                  uint32_t *rows) {
-  constexpr int EACH = KV_SPLIT / KV_THREADS;
-  const int32_t *table = a.table + static_cast<int64_t>(b) * a.table_width;
-  int len = a.len[b], thread = static_cast<int>(threadIdx.x);
-  bool early = split == 0 && a.window == 0;
-  int32_t id[EACH];
-  if (early)
-#pragma unroll
-    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, i * KV_THREADS + thread);
-  SplitRange r = *range = split_range(a, len, split);
-  if (split >= r.splits) return false;
-  if (!early)
-#pragma unroll
-    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, r.first + i * KV_THREADS + thread);
-#pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    int at = i * KV_THREADS + thread, t = r.first + at;
-    if (t >= r.end) break;
-    if (id[i] < 0 || id[i] >= a.n_pages) __trap();
-    uint32_t block = static_cast<uint32_t>(id[i]) * static_cast<uint32_t>(a.n_kv_heads) +
-                     static_cast<uint32_t>(kv_head);
-    rows[at] = block * static_cast<uint32_t>(a.page_size) + static_cast<uint32_t>(t % a.page_size);
-  }
-  return true;
-}
-
 /* Query heads [first, first + n) of kv head kv_head, and the split, of this block. */
 struct DecodeBlock {
   int b, kv_head, first, n, split;
+  bool leads; /* has the first of the kv head's query heads */
 };
 __device__ inline DecodeBlock decode_block(const Decode &a) {
-  int group = a.n_heads / a.n_kv_heads, chunks = (group + KV_HEADS - 1) / KV_HEADS;
-  int x = static_cast<int>(blockIdx.x), at = x % chunks * KV_HEADS, kv_head = x / chunks;
+  int group = a.group, chunks = (group + KV_HEADS - 1) / KV_HEADS;
+  int kv_head = static_cast<int>(blockIdx.x), at = 0;
+  if (chunks > 1) at = kv_head % chunks * KV_HEADS, kv_head /= chunks;
   return {static_cast<int>(blockIdx.y), kv_head, kv_head * group + at, min(KV_HEADS, group - at),
-          static_cast<int>(blockIdx.z)};
+          static_cast<int>(blockIdx.z), at == 0};
 }
 static inline dim3 decode_grid(const Decode &a, int64_t batch) {
-  int chunks = (a.n_heads / a.n_kv_heads + KV_HEADS - 1) / KV_HEADS;
+  int chunks = (a.group + KV_HEADS - 1) / KV_HEADS;
   return dim3(static_cast<unsigned>(a.n_kv_heads * chunks), static_cast<unsigned>(batch),
               static_cast<unsigned>(a.splits));
 }

@@ -9,6 +9,43 @@ namespace {
 
 constexpr int TILE = 32, EACH = KV_HEADS / KV_WARPS; /* tokens of a tile; heads of a warp */
 
+/* The page of token t of a sequence. */
+__device__ inline int32_t page_at(const Decode &a, const int32_t *table, int t) {
+  int page = t / a.page_size;
+  return page < a.table_width ? table[page] : 0;
+}
+
+/* The block's range, and row numbers, in units of D, of its tokens: rows[t - first]. False where
+ * the sequence has no such split. The first split's pages are looked up while its length is on the
+ * way: a sequence has that one, and with nothing else to do a block is as slow as its chain of
+ * loads. All threads call it. */
+__device__ inline bool split_rows(const Decode &a, int b, int kv_head, int split, SplitRange *range,
+                                  uint32_t *rows) {
+  constexpr int EACH = KV_SPLIT / KV_THREADS;
+  const int32_t *table = a.table + static_cast<int64_t>(b) * a.table_width;
+  int len = a.len[b], thread = static_cast<int>(threadIdx.x);
+  bool early = split == 0 && a.window == 0;
+  int32_t id[EACH];
+  if (early)
+#pragma unroll
+    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, i * KV_THREADS + thread);
+  SplitRange r = *range = split_range(a, len, split);
+  if (split >= r.splits) return false;
+  if (!early)
+#pragma unroll
+    for (int i = 0; i < EACH; i++) id[i] = page_at(a, table, r.first + i * KV_THREADS + thread);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int at = i * KV_THREADS + thread, t = r.first + at;
+    if (t >= r.end) break;
+    if (id[i] < 0 || id[i] >= a.n_pages) __trap();
+    uint32_t block = static_cast<uint32_t>(id[i]) * static_cast<uint32_t>(a.n_kv_heads) +
+                     static_cast<uint32_t>(kv_head);
+    rows[at] = block * static_cast<uint32_t>(a.page_size) + static_cast<uint32_t>(t % a.page_size);
+  }
+  return true;
+}
+
 /* Of shared memory, for heads of D padded to a multiple of 4: row numbers; scaled queries
  * [KV_HEADS][dim]; weights [KV_HEADS][TILE]; two stages of keys and values [TILE][dim + 4]. */
 __host__ __device__ inline int padded(int D) { return (D + 3) / 4 * 4; }
