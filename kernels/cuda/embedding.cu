@@ -224,8 +224,8 @@ __global__ void __launch_bounds__(SCATTER_THREADS)
               (chunk == 0 || row_of(a.places[chunk * CHUNK - 1]) != row);
   }
   unsigned todo = __ballot_sync(0xffffffffu, is_long);
-  wait_for_kernel_before(); /* also with nothing to do: the next op relies on this kernel's end */
   let_next_kernel_start();
+  wait_for_kernel_before(); /* also with nothing to do: the next op relies on this kernel's end */
   for (; todo && column < a.c; todo &= todo - 1) {
     const int64_t first = blockIdx.x * 32 + __ffs(static_cast<int>(todo)) - 1;
     const unsigned row = row_of(a.places[(first + 1) * CHUNK]);
@@ -257,7 +257,7 @@ static void scatter(Device *d, Tensor y_RC, Tensor rows_R, Tensor x_NC) {
                        cuda_data<TY>(y_RC),
                        cuda_data<TX>(x_NC),
                        reinterpret_cast<float *>(scratch + order_bytes)};
-  a.places = cuda_row_order(d, rows_R, x_NC.dim[0], scratch);
+  a.places = cuda_row_order(d, rows_R, x_NC, scratch);
   const int64_t strips = cuda_ceil(c, SCATTER_THREADS * V);
   const int64_t crossing_strips = cuda_ceil(c, SCATTER_THREADS * VC);
   require(crossing_strips <= UINT16_MAX);

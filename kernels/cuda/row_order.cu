@@ -3,6 +3,7 @@
  * order without asking others. While it reads and counts it lists its own places in shared memory;
  * only where these are too many it reads again and lists them outside. One warp puts them in order.
  */
+#include <algorithm>
 #include <cassert>
 
 #include "kernels/cuda/row_order.h"
@@ -14,7 +15,8 @@ enum {
   ORDER_EACH = 4,
   ORDER_MOST_NUMBERS = 8192,
   ORDER_LISTED = 1024, /* places that the list in shared memory takes */
-  ORDER_FEW = 256
+  ORDER_FEW = 256,
+  MOST_SOON = 8 << 20 /* more pushes out what is needed first */
 };
 
 struct RowOrder {
@@ -22,7 +24,25 @@ struct RowOrder {
   int64_t n;
   const int32_t *rows;
   Place *list, *sorted;
+  const char *soon; /* 16-byte aligned; what is asked for early */
+  int64_t soon_bytes;
 };
+
+/* While blocks wait for the list, memory brings to L2 what the kernel behind this one needs first:
+ * PIECE bytes a lane of a block's first warp. */
+__device__ inline void ask_for_soon(const RowOrder &a) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int PIECE = 4096;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * PIECE;
+  const int64_t left = a.soon_bytes - at;
+  if (threadIdx.x >= 32 || left < 16) return;
+  const int bytes = left < PIECE ? static_cast<int>(left) / 16 * 16 : PIECE;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(a.soon + at)), "r"(bytes)
+               : "memory");
+#endif
+}
 
 /* Sum of x over the threads before this one, and over all. */
 __device__ inline int block_scan(int x, int *total) {
@@ -197,6 +217,7 @@ __global__ void __launch_bounds__(ORDER_THREADS) row_order_kernel(RowOrder a) {
   extern __shared__ int start[];
   __shared__ Place list[ORDER_LISTED];
   let_next_kernel_start();
+  ask_for_soon(a);
   const int low = static_cast<int>(blockIdx.x) * a.numbers;
   const int own = a.n - low < a.numbers ? static_cast<int>(a.n - low) : a.numbers;
   int total;
@@ -216,15 +237,23 @@ static size_t places_bytes(int64_t r) {
 }
 size_t row_order_bytes(int64_t r) { return 2 * places_bytes(r); }
 
-const Place *cuda_row_order(Device *d, Tensor rows_R, int64_t n, void *scratch) {
-  const int64_t r = rows_R.dim[0];
+const Place *cuda_row_order(Device *d, Tensor rows_R, Tensor x_NC, void *scratch) {
+  const int64_t n = x_NC.dim[0], r = rows_R.dim[0];
   require(r > 0 && r <= INT32_MAX && n > 0 && n <= INT32_MAX);
   int64_t numbers = cuda_ceil(n, cuda_of(d)->sms);
   if (numbers > ORDER_MOST_NUMBERS) numbers = ORDER_MOST_NUMBERS;
   char *bytes = static_cast<char *>(scratch);
   Place *sorted = reinterpret_cast<Place *>(bytes + places_bytes(r));
-  RowOrder a = {static_cast<int>(r), static_cast<int>(numbers),        n,
-                tensor_i32(rows_R),  reinterpret_cast<Place *>(bytes), sorted};
+  RowOrder a = {static_cast<int>(r),
+                static_cast<int>(numbers),
+                n,
+                tensor_i32(rows_R),
+                reinterpret_cast<Place *>(bytes),
+                sorted,
+                cuda_data<const char>(x_NC),
+                0};
+  if (reinterpret_cast<uintptr_t>(a.soon) % 16 == 0)
+    a.soon_bytes = std::min<int64_t>(static_cast<int64_t>(tensor_bytes(x_NC)), MOST_SOON);
   launch_behind(d, grid_of(cuda_ceil(n, numbers)), ORDER_THREADS,
                 sizeof(int) * static_cast<size_t>(numbers), row_order_kernel, a);
   return sorted;
