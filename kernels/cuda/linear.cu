@@ -1,10 +1,12 @@
 /* Products with what lies in front of them: y = front(x) W^T + b. Few rows of BF16 go through one
  * kernel (linear_few.cu), or, where W is large, through one behind the front (linear_stream.h);
- * codes always, so many rows at a time; all others op by op. Of plain weights these are at most 16:
- * on an H200 the kernel took 40 us for a layer of 1.1B at one row, 51 at 16, 66 at 32 and 99 at 64,
- * cuBLASLt's four products alone 45 to 50 from 16 to 64. */
+ * codes always, so many rows at a time. Of plain weights these are at most 16: on an H200 the
+ * kernel took 40 us for a layer of 1.1B at one row, 51 at 16, 66 at 32 and 99 at 64, cuBLASLt's
+ * four products alone 45 to 50 from 16 to 64. Up to 64 rows fronts are in the chain, and so is a
+ * small product behind a norm (linear_cluster.h); all others go op by op. */
 #include <algorithm>
 
+#include "kernels/cuda/linear_cluster.h"
 #include "kernels/cuda/linear_few.h"
 #include "kernels/cuda/linear_front.h"
 #include "kernels/cuda/linear_stream.h"
@@ -45,7 +47,8 @@ void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
   if (!streams && m <= FEW_PLAIN_ROWS && linear_few(d, l, x, y_MO)) return;
   Tensor in = l.front == FRONT_NONE ? x : l.front_MK;
   require(in.dtype == x.dtype && in.ndim == 2 && in.dim[0] == m && in.dim[1] == k);
-  if (l.front != FRONT_NONE && !(streams && linear_front(d, l, x))) {
+  bool few = streams || m > FEW_PLAIN_ROWS; /* as far as linear_front takes them */
+  if (l.front != FRONT_NONE && !(few && linear_front(d, l, x))) {
     if (l.front == FRONT_RMSNORM) cuda_rmsnorm_fwd(d, x, none, l.norm_K, l.eps, in, none);
     if (l.front == FRONT_SWIGLU) cuda_swiglu_fwd(d, x, in);
   }
@@ -54,6 +57,10 @@ void cuda_linear(Device *d, Linear l, Tensor x, Tensor y_MO) {
       int64_t rows = std::min<int64_t>(STREAM_MOST, m - i);
       linear_stream(d, l, rows_of(in, i, rows), rows_of(y_MO, i, rows));
     }
+    return;
+  }
+  if (linear_cluster_takes(d, l, in, y_MO)) {
+    linear_cluster(d, l, in, y_MO);
     return;
   }
   if (l.bias_O.data && !l.add && y_MO.dtype == x.dtype) {
