@@ -8,7 +8,7 @@
 /* Rows of a chunk. On the CPU its logits stay near the cores (4 MiB), but the weight gradient,
  * which touches all of [V, C] once per chunk, still has enough rows to be worth it. A GPU waits for
  * the host's loss once per chunk: there the logits are as many as memory has room for without
- * noticing, a quarter where it is so short that nearly every block is recomputed. */
+ * noticing, half as many where it is so short that nearly every block is recomputed. */
 int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device, int whole_blocks) {
   enum { CPU_BYTES = 4 << 20, CPU_FEWEST = 128, CPU_MOST = 1024 };
   enum { GPU_BYTES = 1 << 30, GPU_FEWEST = 1024, GPU_MOST = 8192 };
@@ -18,8 +18,7 @@ int64_t head_chunk_rows(const ModelConfig *c, DeviceKind device, int whole_block
   int64_t rows = (cpu ? CPU_BYTES : GPU_BYTES) / row / 16 * 16;
   rows = rows < fewest ? fewest : rows > most ? most : rows;
   bool is_short = whole_blocks > 0 && whole_blocks >= c->n_layers - 1;
-  if (cpu || !is_short) return rows;
-  return rows / 4 < fewest ? fewest : rows / 4 / 16 * 16;
+  return cpu || !is_short ? rows : rows / 2;
 }
 
 static int64_t chunk_rows(const Model *m) {

@@ -149,7 +149,10 @@ void memory_choose_recompute(PlannedStage *s, uint64_t limit) {
   if (memory_need(s).total <= limit) return;
   r->how = RECOMPUTE_SELECTIVE;
   while (memory_need(s).total > limit && r->blocks < most - 1) r->blocks++;
-  if (r->blocks == most - 1) *r = (RecomputeChoice){.how = RECOMPUTE_FULL, .by_memory = true};
+  if (r->blocks < most - 1) return;
+  *r = (RecomputeChoice){.how = RECOMPUTE_FULL, .by_memory = true};
+  if (memory_need(s).total > limit)
+    *r = (RecomputeChoice){.how = RECOMPUTE_SELECTIVE, .blocks = most, .by_memory = true};
 }
 
 void memory_print(const PlannedStage *stages, int n, uint64_t limit, FILE *out) {

@@ -46,8 +46,8 @@ typedef struct MemoryNeed { /* bytes, one rank */
  * hundred MiB and no plan counts. */
 uint64_t memory_limit(const Device *d);
 MemoryNeed memory_need(const PlannedStage *s);
-/* Where the choice is by memory: the least recomputation with which the stage fits; full where none
- * does. */
+/* Where the choice is by memory: the least recomputation with which the stage fits; all blocks
+ * whole where none does, which is a little less memory than full. */
 void memory_choose_recompute(PlannedStage *s, uint64_t limit);
 /* The kind of weights that lets the rollout have all its rows, or else most of them; the ones that
  * talk least come first. */

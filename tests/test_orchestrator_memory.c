@@ -83,8 +83,8 @@ static void the_largest_that_fits_fits(void **state) {
   assert_int_equal(memory_fit_rows(&s, memory_need(&t).total), 40);
 }
 
-/* With less and less memory: none, selective, selective with more and more blocks whole, full; each
- * choice fits, and the one before it does not. */
+/* With less and less memory: none, selective, selective with more and more blocks whole, full, all
+ * whole; each choice fits, and the one before it does not. */
 static void the_least_recomputation_that_fits(void **state) {
   (void)state;
   ModelConfig deep = config;
@@ -102,7 +102,8 @@ static void the_least_recomputation_that_fits(void **state) {
                {RECOMPUTE_SELECTIVE, 0},
                {RECOMPUTE_SELECTIVE, 2}, /* one block alone has nothing to share its buffers with */
                {RECOMPUTE_SELECTIVE, 3},
-               {RECOMPUTE_FULL, 0}}; /* four share buffers, the last one has its own */
+               {RECOMPUTE_FULL, 0}, /* four share buffers, the last one has its own */
+               {RECOMPUTE_SELECTIVE, 5}};
   for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
     memory_choose_recompute(&s, limit);
     assert_int_equal(s.recompute.how, steps[i].how);
