@@ -186,24 +186,36 @@ __global__ __launch_bounds__(KV_THREADS) void plain_kernel(Decode a) {
                          x.out[h][c]);
 }
 
-/* A block is one query head of one sequence: its splits are added in order. */
+/* A block is one query head of one sequence: its splits are added in order. A thread asks for its
+ * first numbers before it knows the maximum, without which they are no sums yet. */
 template <class T>
 __global__ void combine_kernel(Decode a) {
+  constexpr int EARLY = 4;
   int b = static_cast<int>(blockIdx.x) / a.n_heads;
+  next_kernel_may_start();
   wait_for_kernel_before();
   int splits = split_range(a, a.len[b], 0).splits;
   if (splits == 1) return;
   int64_t head = blockIdx.x, part = head * a.splits;
-  float max = -INFINITY;
-  for (int i = 0; i < splits; i++) max = fmaxf(max, a.part_stat[2 * (part + i)]);
-  float base = max == -INFINITY ? 0 : max;
+  const float *stat = a.part_stat + 2 * part;
   for (int c = static_cast<int>(threadIdx.x); c < a.head_dim; c += static_cast<int>(blockDim.x)) {
-    float sum = 0, out = 0;
-    for (int i = 0; i < splits; i++) {
-      float keep = exp2f(a.part_stat[2 * (part + i)] - base);
-      sum += keep * a.part_stat[2 * (part + i) + 1];
-      out += keep * a.part_out[(part + i) * a.head_dim + c];
-    }
+    const float *parts = a.part_out + part * a.head_dim + c;
+    float early[EARLY] = {}, max = -INFINITY, sum = 0, out = 0;
+#pragma unroll
+    for (int i = 0; i < EARLY; i++)
+      if (i < splits) early[i] = parts[i * a.head_dim];
+#pragma unroll EARLY
+    for (int i = 0; i < splits; i++) max = fmaxf(max, stat[2 * i]);
+    float base = max == -INFINITY ? 0 : max;
+    auto add = [&](int i, float x) {
+      float keep = exp2f(stat[2 * i] - base);
+      sum += keep * stat[2 * i + 1];
+      out += keep * x;
+    };
+#pragma unroll
+    for (int i = 0; i < EARLY; i++)
+      if (i < splits) add(i, early[i]);
+    for (int i = EARLY; i < splits; i++) add(i, parts[static_cast<int64_t>(i) * a.head_dim]);
     static_cast<T *>(a.out)[head * a.head_dim + c] = from_float<T>(out / sum);
   }
 }
