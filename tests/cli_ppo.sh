@@ -57,8 +57,8 @@ paid() { # k3, in the reward
     near "$(of kl_per_token)" "$kl_k3" && near "$(of actor_loss)" "$(of policy_loss)"
 }
 ok "rewards are score, KL and the penalty for an answer without an end" paid
-clipped() { ppo ppo.kl_coef=0 ppo.reward_clip=0.001 && holds "$(of reward_mean) < -0.2" && holds "$(of shaped_reward_mean) >= -0.00101"; }
-ok "and scores are clipped" clipped
+clipped() { ppo ppo.kl_coef=0 ppo.reward_clip=0.001 ppo.missing_eos_penalty=5 && holds "$(of reward_mean) < -0.2" && holds "$(of shaped_reward_mean) >= -0.00101"; }
+ok "and scores are clipped, behind the penalty" clipped
 adaptive() { # the second step's factor is what the controller made of the first's, and of no more than a fifth
   ppo ppo.steps=2 ppo.kl_in="$1" ppo.kl_coef=0.3 ppo.kl_controller=adaptive ppo.kl_horizon=40 ppo.kl_target="$2" &&
     near "$(of kl_coef)" "0.3 * (1 + $3 * 8 / 40)"

@@ -145,6 +145,38 @@ static void margins(void **state) {
   unload(&l);
 }
 
+/* A pair's margin is how many letters o it has, all in its prompt. */
+static void expect_margins(const Loaded *l, const PairSet *s) {
+  for (int i = 0; i < s->n; i++) {
+    Error err = {""};
+    size_t len;
+    int from = s->offsets[2 * i];
+    char *text = tokenizer_decode(l->tokenizer, s->tokens.v + from, s->offsets[2 * i + 1] - from,
+                                  &len, &err);
+    int letters = 0;
+    for (const char *c = text; *c; c++) letters += *c == 'o';
+    assert_true(s->margins[i] == (float)letters);
+    free(text);
+  }
+}
+
+static void margins_stay_with_their_pairs(void **state) {
+  (void)state;
+  char *text = NULL;
+  size_t size;
+  FILE *f = open_memstream(&text, &size);
+  for (int i = 0; i < 20; i++)
+    fprintf(f, "{\"prompt\":\"%.*s\",\"chosen\":\"b\",\"rejected\":\"c\",\"m\":%d}\n", i + 1,
+            "oooooooooooooooooooo", i + 1);
+  fclose(f);
+  Loaded l = load_ok(data_file("m.jsonl", text), ", held_out: 0.4, margin_field: m", "");
+  assert_true(l.train.n == 12 && l.held.n == 8);
+  expect_margins(&l, &l.train);
+  expect_margins(&l, &l.held);
+  unload(&l);
+  free(text);
+}
+
 static void left_out(void **state) {
   (void)state;
   const char *json =
@@ -227,9 +259,13 @@ static void overlong_pairs(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(all_shapes),      cmocka_unit_test(whole_dialogues),
-    cmocka_unit_test(published_files), cmocka_unit_test(margins),
-    cmocka_unit_test(left_out),        cmocka_unit_test(errors_name_the_place),
+    cmocka_unit_test(all_shapes),
+    cmocka_unit_test(whole_dialogues),
+    cmocka_unit_test(published_files),
+    cmocka_unit_test(margins),
+    cmocka_unit_test(margins_stay_with_their_pairs),
+    cmocka_unit_test(left_out),
+    cmocka_unit_test(errors_name_the_place),
     cmocka_unit_test(overlong_pairs),
 };
 TEST_MAIN(tests)

@@ -365,6 +365,47 @@ static void held_out_examples(void **state) {
   }
 }
 
+/* The examples of `part`, each beside the same in `whole`: tokens are its own and so is its mask.
+ */
+static void expect_masks(const SftSet *part, const SftSet *whole) {
+  for (int i = 0; i < part->n; i++) {
+    int from = part->offsets[i], n = part->offsets[i + 1] - from, found = 0;
+    for (int k = 0; k < whole->n; k++) {
+      int at = whole->offsets[k];
+      if (whole->offsets[k + 1] - at != n ||
+          memcmp(whole->tokens.v + at, part->tokens.v + from, (size_t)n * sizeof(int32_t)) != 0)
+        continue;
+      assert_memory_equal(whole->loss + at, part->loss + from, (size_t)n);
+      found++;
+    }
+    assert_int_equal(found, 1);
+  }
+}
+
+static void masks_stay_with_their_examples(void **state) {
+  (void)state;
+  static const char words[] = "one day a girl went to the park and saw a bird";
+  char *text = NULL;
+  size_t len;
+  FILE *f = open_memstream(&text, &len);
+  for (int i = 0; i < 30; i++)
+    fprintf(f, "{\"prompt\":\"number %d %.*s\",\"completion\":\" %.*s\"}\n", i, 2 + 11 * i % 40,
+            words, 2 + 7 * i % 40, words);
+  fclose(f);
+  const char *path = data_file("masks.jsonl", text);
+  char *all = mem_printf("sft: {path: %s, held_out: 0}", path),
+       *some = mem_printf("sft: {path: %s, held_out: 0.4}", path);
+  Loaded whole = load_ok(all, ""), parts = load_ok(some, "");
+  assert_true(whole.train.n == 30 && parts.train.n == 18 && parts.held.n == 12);
+  expect_masks(&parts.train, &whole.train);
+  expect_masks(&parts.held, &whole.train);
+  unload(&whole);
+  unload(&parts);
+  free(all);
+  free(some);
+  free(text);
+}
+
 static void real_stories(void **state) {
   (void)state;
   char *data =
@@ -390,6 +431,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(errors_name_the_place),
     cmocka_unit_test(broken_utf8_in_text),
     cmocka_unit_test(overlong_examples),
+    cmocka_unit_test(masks_stay_with_their_examples),
     cmocka_unit_test(held_out_examples),
     cmocka_unit_test(real_stories),
 };
