@@ -240,10 +240,11 @@ static void choose_ways(ZeroPP *z) {
   if (c->offload && c->trainable && !z->alias_full && !c->qwz && weight_wire(c) == WIRE_BF16)
     z->keeps_rounded = true;
   /* Two: a message is written while the last one travels. A GPU writes it in no time, but between
-   * nodes it has two chains of collectives under way (comm_new_chain). */
+   * nodes it has two chains of collectives under way (comm_new_chain), and one more unit ahead for
+   * when the network hangs. */
   bool two = half && z->grid->nodes > 1;
   z->flights = half && !two ? 1 : 2;
-  z->ahead = c->prefetch > 0 ? c->prefetch + two : 0;
+  z->ahead = c->prefetch > 0 ? c->prefetch + 2 * two : 0;
 }
 
 void layout_build(ZeroPP *z) {

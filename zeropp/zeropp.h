@@ -100,7 +100,7 @@ typedef struct ZeroPPConfig {
   double error_decay;   /* see WireFeedback */
   int64_t error_reset;  /* errors are forgotten every so many steps; 0: never */
   bool accumulate_node; /* micro-batches are summed in a node, which crosses nodes once a step */
-  int prefetch;         /* units that are gathered ahead; one more between nodes of GPUs */
+  int prefetch;         /* units that are gathered ahead; two more between nodes of GPUs */
   DType compute;        /* of full weights: DT_F32 or, on CUDA, DT_BF16. Full gradients are F32, but
                            for one rank's whose sums are BF16 */
   DType gradients;      /* of the owners' sums: DT_F32 or, on CUDA, DT_BF16 */
