@@ -300,7 +300,7 @@ static void attend_agrees(void **state) {
                 {{16, 16, 64, 0.125F, 0}, 32}, {{32, 32, 64, 0.125F, 0}, 8}};
   for (int i = 0; i < 8; i++)
     for (int k = 0; k < 2; k++) {
-      if (test_is_watched_closely() && k != i % 2) continue;
+      if (test_is_watched_closely() && k == 0 && i % 5 != 0) continue;
       DType type = k ? DT_BF16 : DT_F32;
       AttnShape s = shapes[i].s;
       int64_t width = (s.n_heads + 2L * s.n_kv_heads) * s.head_dim;

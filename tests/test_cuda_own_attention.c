@@ -105,10 +105,23 @@ static double f32_tolerance(const Packed *p) {
 /* BF16: weights, and in the backward ds and the forward's out that delta is made of, are rounded to
  * 2^-9 of themselves before they are summed, and the result is. */
 static void agrees(DType type) {
+  static const bool closely[2][N_CASES] = {
+      /* each size of a head that has kernels of its own */
+      {[2] = true, [4] = true, [7] = true, [10] = true, [13] = true, [17] = true},
+      {[2] = true,
+       [4] = true,
+       [7] = true,
+       [10] = true,
+       [13] = true,
+       [14] = true,
+       [17] = true,
+       [22] = true,
+       [23] = true,
+       [24] = true}};
   Twins *t = own_twins();
   for (int i = 0; i < N_CASES; i++) {
     const Case *c = cases + i;
-    if (test_is_watched_closely() && (i + (type == DT_F32)) % 3 != 0) continue;
+    if (test_is_watched_closely() && !closely[type == DT_BF16][i]) continue;
     Packed p = pack(c, type, 10 * (uint64_t)i);
     run_gpu(&p);
     run_cpu(t, &p);

@@ -172,7 +172,7 @@ static void cases_done(void) {
 
 static void check_quantize(WireFormat f, WireSpan s, DType type, bool fed, size_t shift) {
   Twins *t = twins();
-  if (twin_leaves_out(FEWER, 2 * FEWER)) return;
+  if (twin_leaves_out(FEWER, FEWER)) return;
   Case c = case_of(s, f, f, type, 1, (uint64_t)s.width, shift, fed);
   WirePart cpu = part_of(&c, f, f, false, 1, fed), gpu = part_of(&c, f, f, true, 1, fed);
   for (int step = 0; step < (fed ? 3 : 1); step++) {
@@ -186,7 +186,7 @@ static void check_quantize(WireFormat f, WireSpan s, DType type, bool fed, size_
 
 static void check_dequantize(WireFormat f, WireSpan s, DType type, int n, bool add, size_t shift) {
   Twins *t = twins();
-  if (twin_leaves_out(FEWER, 2 * FEWER)) return;
+  if (twin_leaves_out(FEWER, FEWER)) return;
   Case c = case_of(s, f, f, type, n, (uint64_t)s.width + 7, shift, false);
   WirePart cpu = part_of(&c, f, f, false, n, false), gpu = part_of(&c, f, f, true, n, false);
   t->cpu_ops->dequantize(t->cpu, f, 1, &cpu, add);
@@ -198,7 +198,7 @@ static void check_dequantize(WireFormat f, WireSpan s, DType type, int n, bool a
 static void check_requantize(WireFormat f, WireFormat to, WireSpan s, int n, bool fed, size_t shift,
                              bool finite) {
   Twins *t = twins();
-  if (twin_leaves_out(FEWER, 2 * FEWER)) return;
+  if (twin_leaves_out(FEWER, FEWER)) return;
   Case c = case_of(s, f, to, DT_F32, n, (uint64_t)s.width + 13, shift, finite);
   WirePart cpu = part_of(&c, f, to, false, n, fed), gpu = part_of(&c, f, to, true, n, fed);
   t->cpu_ops->requantize(t->cpu, f, to, 1, &cpu);

@@ -30,7 +30,7 @@ enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
 static void check_norm_fwd(DType t, Size s, bool layer, bool with_delta, int64_t shift) {
   Twins *w = twins();
-  if (twin_leaves_out(5, 10)) return;
+  if (twin_leaves_out(5, 5)) return;
   int64_t n = s.n, c = s.c;
   bool rounded = with_delta && t == DT_BF16;
   Pair x = twin_rows(twin_random(t, 1, 1, 1, n * c + shift), shift, n, c);
@@ -98,7 +98,7 @@ static void run_norm_bwd(Device *d, const Ops *op, bool layer, Tensor dy, Tensor
 
 static void check_norm_bwd(DType t, Size s, bool layer, int64_t shift) {
   Twins *w = twins();
-  if (twin_leaves_out(5, 10)) return;
+  if (test_is_watched_closely() ? s.n > 65 || s.c > 8192 : twin_leaves_out(5, 5)) return;
   int64_t n = s.n, c = s.c;
   Pair dy = twin_random(t, 1, 1, 2, n, c), x = twin_random(t, 2, 1, 2, n, c);
   Pair weight = twin_random(t, 3, 1, 1, c);
@@ -147,7 +147,6 @@ enum { N_HEADS = sizeof heads / sizeof heads[0] };
 
 static void check_qk_norm(DType t, Heads s) {
   Twins *w = twins();
-  if (twin_leaves_out(5, 10)) return;
   int64_t n = s.n, q = (int64_t)(s.h + 2 * s.k) * s.d;
   AttnShape a = {s.h, s.k, s.d, 1, 0};
   Pair raw = twin_random(t, 1, 1, 2, n, q), y = twin_unwritten(t, 2, n, q);
