@@ -23,11 +23,11 @@ static int print_tokens(const Tokenizer *t, const char *text, size_t len, int fl
 static int encode_lines(const Tokenizer *t, const char *path, int flags, Error *err) {
   LineReader *lines = lines_open(path, err);
   if (!lines) return -1;
-  const char *line;
+  const char *line, *name = strcmp(path, "-") != 0 ? path : "(standard input)";
   size_t len;
   int got, rc = 0;
   while (!rc && (got = lines_next(lines, &line, &len, err)) != 0) {
-    char *place = mem_printf("%s:%lld", path, (long long)lines_number(lines));
+    char *place = mem_printf("%s:%lld", name, (long long)lines_number(lines));
     rc = got < 0 ? -1 : print_tokens(t, line, len, flags, place, err);
     free(place);
     if (!rc && ferror(stdout)) rc = -1;

@@ -27,6 +27,9 @@ is "lines of text: one each, empty ones too" "$rc $(wc -l <out)" "0 3"
 is "CRLF is the line's end" "$(head -n 1 out)" "$(head -n 1 ids)"
 "$rlhf" tokenize --model "$own" --no-bos - <plain >again 2>err
 ok "standard input" cmp -s out again
+head -c 8388609 /dev/zero | tr '\0' a | "$rlhf" tokenize --model "$own" - >out 2>err
+is "and its place in an error" "$(cat err)" 'rlhf: (standard input):1: a text of 8388609 bytes is longer than SentencePiece is given, 8 MiB'
+run tokenize --model "$own" --no-bos plain
 "$rlhf" tokenize --model "$own" --no-bos - <plain | "$rlhf" tokenize --model "$own" --decode - >back
 is "through two pipes" "$(tail -n 1 back)" '{"text":"last"}'
 gzip -k plain
