@@ -403,7 +403,7 @@ static void check_taking(Comm *c, const char *name) {
   for (int r = 0; r < t.ranks && mapped; r++)
     if (r != t.me) /* whole numbers below 2^24: exact */
       check_all("what was taken", name, sum + (size_t)r * t.block, FLOATS,
-                (float)(TURNS * 1000 * r + TURNS * (TURNS + 1) / 2));
+                (float)(1000 * TURNS * r) + 0.5F * TURNS * (TURNS + 1));
   unmap_all(&t, host);
   for (char **p = (char *[]){one, sum, m, t.taken, NULL}; *p; p++) device_free(gpu.d, *p);
 }
