@@ -141,7 +141,7 @@ __global__ __launch_bounds__(STREAM_THREADS,
   if (warp < 4) {
     stream_work<N, Shared, W_STAGES, X_STAGES>(a, sh);
   } else if (warp == 4) {
-    if (lane == 0) stream_bring_w<Shared, W_STAGES, STREAM_K, STREAM_HALF>(a, sh, &w_map);
+    if (lane == 0) stream_bring_w<Shared, W_STAGES, W_STAGES, STREAM_K, STREAM_HALF>(a, sh, &w_map);
   } else {
     wait_for_kernel_before();
     if (lane == 0) stream_bring_x<N, Shared, X_STAGES, STREAM_K>(a, sh, &x_map);

@@ -68,14 +68,19 @@ __device__ inline void stream_copy_w(const Stream &a, uint32_t to, const CUtenso
         "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(STREAM_READ_ONCE)
         : "memory");
 }
-/* BYTES: of 64 rows of a unit, UNIT_K columns wide. */
-template <class Shared, int STAGES, int UNIT_K, int BYTES>
+/* BYTES: of 64 rows of a unit, UNIT_K columns wide. At most FLIGHT units are under way: of more,
+ * what the kernels in front still have to read waits in memory's queue behind them. */
+template <class Shared, int STAGES, int FLIGHT, int UNIT_K, int BYTES>
 __device__ inline void stream_bring_w(const Stream &a, Shared *sh, const CUtensorMap *map) {
   int first = stream_start(a, static_cast<int>(blockIdx.x));
   int end = stream_start(a, static_cast<int>(blockIdx.x) + 1);
   int tile = first / a.chunks, chunk = first % a.chunks;
-  RingPlace<STAGES> place;
+  RingPlace<STAGES> place, asked;
   for (int u = first; u < end; u++) {
+    if (FLIGHT < STAGES && u - first >= FLIGHT) {
+      barrier_wait(shared_at(&sh->w_full[asked.at]), asked.turn);
+      asked.next();
+    }
     if (u - first >= STAGES) barrier_wait(shared_at(&sh->w_empty[place.at]), place.turn ^ 1);
     uint32_t full = shared_at(&sh->w_full[place.at]), to = shared_at(sh->w[place.at]);
     barrier_expect(full, 2 * BYTES);
