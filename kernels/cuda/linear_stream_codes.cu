@@ -88,6 +88,16 @@ __device__ inline void codes_multiply(float (&part)[2][N / 8][4], const unsigned
   }
 }
 
+/* True, once all that was read for these sums is in registers; what says so comes out of them, or
+ * a place would be given back to the copy engine while loads of it are still on the way. */
+template <int N>
+__device__ inline bool codes_are_read(const float (&part)[2][N / 8][4]) {
+  float any = part[0][0][0] + part[1][0][0];
+#pragma unroll
+  for (int j = 1; j < N / 8; j++) any += part[0][j][0];
+  return __float_as_uint(any) != 0x7fc0dead; /* a NaN that no sum is */
+}
+
 /* This warpgroup's units among those from `from` to `to`, of a block whose first is `first`. */
 template <WireKind KIND, int N, int G, class Shared, int W_STAGES, int X_STAGES>
 __device__ inline void codes_sum(float (&sum)[2][N / 2], CodesScales<G> &scales, const Stream &a,
@@ -106,7 +116,7 @@ __device__ inline void codes_sum(float (&sum)[2][N / 2], CodesScales<G> &scales,
     codes_multiply<KIND, N>(part, sh->w[w] + at.w, sh->x[x], at.x);
     codes_multiply<KIND, N>(part, sh->w[w] + (at.w ^ 16), sh->x[x], at.x ^ 32);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
+    if (threadIdx.x % 32 == 0 && codes_are_read<N>(part)) {
       barrier_arrive(shared_at(&sh->w_empty[w]));
       barrier_arrive(shared_at(&sh->x_empty[x]));
     }
