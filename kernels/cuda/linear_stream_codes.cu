@@ -16,6 +16,7 @@
 namespace {
 
 constexpr int CODES_HALF = 64 * CODES_K; /* bytes of 64 rows of a unit */
+constexpr int CODES_FLIGHT = 4;          /* units of W on the way to a block */
 constexpr int codes_threads(int groups) { return groups * STREAM_WORKERS + 2 * 32; }
 
 /* A place belongs to one warpgroup: who waits for its next turn has seen the one before, so that
@@ -203,8 +204,8 @@ __global__ __launch_bounds__(codes_threads(G),
   if (bringer < 0) {
     codes_work<KIND, N, G, Shared, W_STAGES, X_STAGES>(a, c, sh);
   } else if (bringer == 0) {
-    constexpr int FLIGHT = KIND == WIRE_FP8 ? 4 : W_STAGES; /* INT8: see bench/RESULTS.md */
-    if (lane == 0) stream_bring_w<Shared, W_STAGES, FLIGHT, CODES_K, CODES_HALF>(a, sh, &w_map);
+    if (lane == 0)
+      stream_bring_w<Shared, W_STAGES, CODES_FLIGHT, CODES_K, CODES_HALF>(a, sh, &w_map);
   } else {
     wait_for_kernel_before();
     if (lane == 0) stream_bring_x<N, Shared, X_STAGES, CODES_K>(a, sh, &x_map);
@@ -222,10 +223,8 @@ void launch_groups(cudaStream_t stream, const StreamLaunch &l) {
 }
 template <WireKind KIND, int N>
 void launch(cudaStream_t stream, const StreamLaunch &l) {
-  if constexpr (N <= 16 && KIND == WIRE_FP8) /* the same for both: rows keep their bits */
+  if constexpr (N <= 16) /* the same for both: rows keep their bits */
     launch_groups<KIND, N, 3, 9, 6>(stream, l);
-  else if constexpr (N <= 16)
-    launch_groups<KIND, N, 4, 8, 8>(stream, l);
   else if constexpr (N == 32)
     launch_groups<KIND, N, 3, 6, 6>(stream, l);
   else

@@ -33,14 +33,17 @@ struct CodesScales {
       for (int h = 0; h < 2; h++) row[t][h] = codes_row(a, tile, 64 * t + place + 8 * h) * c.blocks;
   }
   __device__ void ask(const CodeScales &c) {
-    int block = static_cast<int>(static_cast<uint64_t>(chunk) * c.per_unit >> 31);
+    unsigned block = static_cast<unsigned>(
+        static_cast<uint64_t>(static_cast<unsigned>(chunk)) * c.per_unit >> 31);
+    unsigned bytes = c.half ? 2 : 4;
 #pragma unroll
     for (int t = 0; t < 2; t++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        int at = row[t][h] + block;
-        ahead[t][h] = c.half ? __ldg(static_cast<const uint16_t *>(c.scales) + at)
-                             : __ldg(static_cast<const uint32_t *>(c.scales) + at);
+        uint64_t at = static_cast<uint64_t>(static_cast<unsigned>(row[t][h]) + block) * bytes;
+        const char *p = static_cast<const char *>(c.scales) + at;
+        ahead[t][h] = c.half ? __ldg(reinterpret_cast<const uint16_t *>(p))
+                             : __ldg(reinterpret_cast<const uint32_t *>(p));
       }
   }
   __device__ void start(const Stream &a, const CodeScales &c, int first, int end) {
