@@ -7,8 +7,8 @@
 # Of whole models racecheck has two tests: what it looks at lies within a kernel, and all kernels have tests of their own.
 #
 # What NVIDIA's own kernels do is not ours. racecheck does not follow their barriers: reports of them are counted and left at
-# that. initcheck does not see what the copy engine writes: of what reads it alone, the kernel that adds up in cuDNN's backward
-# and the one that compares products when they are tuned are left out, and memory of whole models begins full of NaN. Between the
+# that. initcheck does not see what the copy engine writes: of what reads that alone, the kernels that add up parts in cuDNN
+# and cuBLASLt and the one that compares products when they are tuned are left out, and memory of whole models begins full of NaN. Between the
 # parameters of a message lie bytes that travel with it and that nobody reads: for test_cuda_zeropp initcheck looks at kernels, not
 # at copies. Tests whose children die are left out, and so, by memcheck, are calls that a test means to fail (memory that is not
 # there). The last line is `N passed, N failed`.
@@ -45,7 +45,7 @@ check() { # TOOL TEST[:PATTERN] DEVICE...
   case $1 in
     racecheck) options+=(--print-limit 0) && for name in cudnn cutlass splitKreduce; do options+=(--kernel-name-exclude "kns=$name"); done ;;
     memcheck) options+=(--report-api-errors no) ;;
-    initcheck) options+=(--kernel-name-exclude kns=fmha_reduce_head_ragged --kernel-name-exclude kns=7comparePKtS0_mPi) ;;
+    initcheck) for name in fmha_reduce_head_ragged splitKreduce 7comparePKtS0_mPi; do options+=(--kernel-name-exclude "kns=$name"); done ;;
   esac
   [ "$1-$program" = initcheck-zeropp ] && options+=(--check-api-memory-access no)
   timeout "$LIMIT" compute-sanitizer --tool "$1" --error-exitcode 9 "${options[@]}" "$BUILD/tests/test_cuda_$program" "$pattern" >"$log" 2>&1
