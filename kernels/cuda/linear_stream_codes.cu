@@ -16,7 +16,6 @@
 namespace {
 
 constexpr int CODES_HALF = 64 * CODES_K; /* bytes of 64 rows of a unit */
-constexpr int CODES_FLIGHT = 4;          /* units of W on the way to a block */
 constexpr int codes_threads(int groups) { return groups * STREAM_WORKERS + 2 * 32; }
 
 /* A place belongs to one warpgroup: who waits for its next turn has seen the one before, so that
@@ -32,6 +31,8 @@ struct CodesShared {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr int CODES_FLIGHT = 4; /* units of W on the way to a block */
 
 __device__ inline void codes_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
