@@ -7,11 +7,11 @@
 # Of whole models racecheck has two tests: what it looks at lies within a kernel, and all kernels have tests of their own.
 #
 # What NVIDIA's own kernels do is not ours. racecheck does not follow their barriers: reports of them are counted and left at
-# that. initcheck does not see what the copy engine writes: of what reads that alone, the kernels that add up parts in cuDNN
-# and cuBLASLt and the one that compares products when they are tuned are left out, and memory of whole models begins full of NaN. Between the
-# parameters of a message lie bytes that travel with it and that nobody reads: for test_cuda_zeropp initcheck looks at kernels, not
-# at copies. Tests whose children die are left out, and so, by memcheck, are calls that a test means to fail (memory that is not
-# there). The last line is `N passed, N failed`.
+# that. initcheck does not see what the copy engine writes: of what reads that alone, the kernels that add up parts in cuDNN and
+# cuBLASLt and the one that compares products when they are tuned are left out, and memory of whole models begins full of NaN.
+# Between the parameters of a message lie bytes that travel with it and that nobody reads: for test_cuda_zeropp initcheck looks at
+# kernels, not at copies. Tests whose children die are left out, and so, by memcheck, are calls that a test means to fail (memory
+# that is not there). The last line is `N passed, N failed`.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not in PATH (part of the CUDA toolkit)" >&2; exit 2; }

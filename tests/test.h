@@ -29,7 +29,7 @@ const char *test_write(const char *name, const void *data, size_t len);
 const char *test_death(void (*fn)(void *arg), void *arg);
 /* Whether a checker looks on that makes all of it ten to a hundred times slower (RLHF_NO_RATES=1):
  * timings are left out, and of many cases and large shapes some. Closely, a thousand times slower
- * (=2): as few and as small as run every kernel. */
+ * (=2): as few and as small as run every kind of kernel. */
 bool test_is_watched(void);
 bool test_is_watched_closely(void);
 /* Relative difference |a - b| / max(1e-30, largest |b|) over n; the largest of them. */
