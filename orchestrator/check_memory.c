@@ -71,7 +71,8 @@ static int plan_rollout(Session *s, PlannedStage *p, uint64_t limit, Error *err)
   int coded, matrices;
   if (model_rollout_plan(s->device, &s->config[ROLE_ACTOR], &zero, p->weights, p->format, &coded,
                          &matrices, &found))
-    return check_note(err, "%s: %s", recipe_place(s->recipe, "rollout.format"), found.msg);
+    return check_note(err, "%s: rollout.format: %s", recipe_place(s->recipe, "rollout.format"),
+                      found.msg);
   if (p->format != WIRE_F32 && coded < matrices)
     log_info("rollout.format: %d of %d matrices in codes; rows of the others fit no kernel", coded,
              matrices);

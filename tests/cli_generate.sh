@@ -139,7 +139,7 @@ for line in '{"tokens": [1' '[1]' 'hello' '{"tokens": [1]} x' '{"tokens": [NaN]}
 done
 refuses 2 'expected replica, tensor_parallel or stream' generate --model "$model" --tokens one --weights all
 refuses 2 'expected training, int8 or fp8' generate --model "$model" --tokens one --format int4
-refuses 1 'rlhf: --format: rollout.format: found int8 with rollout.weights stream' \
+refuses 1 'rlhf: --format: found int8 with weights that stream' \
   generate --model "$model" --tokens one --weights stream --format int8
 refuses 1 'no-such' generate --model "$model" --tokens no-such
 refuses 1 "$tmp" generate --model "$model" --tokens "$tmp"

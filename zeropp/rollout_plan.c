@@ -135,24 +135,22 @@ int zeropp_rollout_check(const Device *d, const ZeroPPConfig *given, const Param
   if (r.format == WIRE_F32) return 0;
   require(r.format == WIRE_INT8 || r.format == WIRE_FP8);
   if (c.block % 64 != 0)
-    return error_set(err,
-                     "rollout.format: found %s with zeropp.block %d; expected a multiple of 64",
+    return error_set(err, "found %s in blocks of %d (zeropp.block); expected a multiple of 64",
                      name, c.block);
   if (!device_takes_codes(d, c.compute))
-    return error_set(
-        err,
-        "rollout.format: found %s; weights in codes want the CPU, or bfloat16 on a GPU "
-        "of compute capability 9.0; expected training",
-        name);
+    return error_set(err,
+                     "found %s; weights in codes want the CPU, or bfloat16 on a GPU "
+                     "of compute capability 9.0; expected training",
+                     name);
   if (zeropp_rollout_coded(given, specs, n_params, r, &matrices) == 0)
     return error_set(err,
-                     "rollout.format: found %s; none of the %d matrices outside the embedding has "
+                     "found %s; none of the %d matrices outside the embedding has "
                      "rows of a multiple of 16 numbers, and at most %d; expected training",
                      name, matrices, LINEAR_CODES_MOST);
   if (r.weights == ROLLOUT_STREAM && !rollout_codes_travel(&c, r.format))
     return error_set(err,
-                     "rollout.format: found %s with rollout.weights stream, where weights are as "
-                     "they are gathered; expected training, or zeropp.qwz %s and hpz quantized",
+                     "found %s with weights that stream, which are as they are gathered; expected "
+                     "training, or, in a recipe, zeropp.qwz %s and hpz quantized",
                      name, name);
   return 0;
 }
