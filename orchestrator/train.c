@@ -165,8 +165,7 @@ static int already_ended(Session *s, Error *err) {
   if (s->changes[0])
     rc = error_set(err,
                    "%s: the run has ended already, and not with this recipe (another %s); a new "
-                   "run, in a directory of "
-                   "its own, can start from its models",
+                   "run, in a directory of its own, can start from its models",
                    dir, s->changes);
   else
     log_info("%s: the run has ended already: nothing left to do", dir);

@@ -1,5 +1,6 @@
 /* Causal attention over packed sequences: the own kernels for Hopper (attention_hopper.h), else
  * cuDNN where it takes the shape, else the own kernels for any shape (attention_own.h). */
+#include "kernels/cuda/aligned.h"
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/attention_hopper.h"
 #include "kernels/cuda/attention_own.h"
@@ -17,14 +18,12 @@ static void check(Tensor qkv, Tensor out, Segments seg, AttnShape s) {
   require(seg.device_offsets.data && seg.device_offsets.dtype == DT_I32);
 }
 
-static bool is_aligned(Tensor t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
-
 /* What cuDNN could take; whether it does is known when it is asked. Its backward of heads above 128
  * is wrong: 9.14 mixes rows of packed sequences. */
 enum { CUDNN_HEAD_FORWARD = 256, CUDNN_HEAD_BACKWARD = 128 };
 static bool suits_cudnn(Tensor qkv, Tensor out, AttnShape s, int most) {
-  return qkv.dtype == DT_BF16 && s.head_dim % 8 == 0 && s.head_dim <= most && is_aligned(qkv) &&
-         is_aligned(out);
+  return qkv.dtype == DT_BF16 && s.head_dim % 8 == 0 && s.head_dim <= most && aligned(qkv.data) &&
+         aligned(out.data);
 }
 
 void cuda_attention_fwd(Device *d, Tensor qkv_NQ, Segments seg, AttnShape s, Tensor out_NHD,
@@ -46,8 +45,8 @@ void cuda_attention_bwd(Device *d, Tensor dout_NHD, Tensor qkv_NQ, Tensor out_NH
   check(qkv_NQ, out_NHD, seg, s);
   require(is_2d(dout_NHD, qkv_NQ.dtype, n, out_NHD.dim[1]));
   require(is_2d(dqkv_NQ, qkv_NQ.dtype, n, qkv_NQ.dim[1]) && is_2d(lse_NH, DT_F32, n, s.n_heads));
-  bool wide = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_BACKWARD) && is_aligned(dout_NHD) &&
-              is_aligned(dqkv_NQ);
+  bool wide = suits_cudnn(qkv_NQ, out_NHD, s, CUDNN_HEAD_BACKWARD) && aligned(dout_NHD.data) &&
+              aligned(dqkv_NQ.data);
   if (wide && hopper_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, rotation, dqkv_NQ))
     return;
   if (!wide || !cudnn_attention_bwd(d, dout_NHD, qkv_NQ, out_NHD, lse_NH, seg, s, dqkv_NQ))

@@ -6,6 +6,7 @@
  * sum as long as x and W agree, so each thread reads 16 bytes in a row and calls them its share of
  * two instructions. The order of a sum depends on k alone: a row of y has the same bits whatever
  * other rows are with it. */
+#include "kernels/cuda/aligned.h"
 #include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/mma.h"
 
@@ -109,12 +110,10 @@ static void launch(Device *d, const RowsArgs &g) {
   CUDA_LAUNCHED();
 }
 
-static bool aligned(Tensor t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
-
 bool gemm_rows(Device *d, GemmKind kind, const GemmCall *x) {
   int64_t k = x->a.dim[1];
   if (kind != GEMM_NT || x->a.dtype != DT_BF16 || x->a.dim[0] > GEMM_ROWS_MOST || k % 8 != 0 ||
-      !aligned(x->a) || !aligned(x->b))
+      !aligned(x->a.data) || !aligned(x->b.data))
     return false;
   RowsArgs g = {cuda_data<bf16>(x->a),
                 cuda_data<bf16>(x->b),

@@ -8,6 +8,7 @@
  * eight would fill the card at once only where no part of it has fewer than 16 multiprocessors. */
 #include "kernels/cuda/linear_cluster.h"
 
+#include "kernels/cuda/aligned.h"
 #include "kernels/cuda/chain.h"
 #include "kernels/cuda/cluster.h"
 #include "kernels/cuda/linear_stream_end.h"
@@ -162,8 +163,6 @@ __global__ __launch_bounds__(THREADS,
   }
 #endif
 }
-
-bool aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace
 

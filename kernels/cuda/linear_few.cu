@@ -13,6 +13,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/aligned.h"
 #include "kernels/cuda/chain.h"
 #include "kernels/cuda/linear_few_end.h"
 #include "kernels/cuda/math.h"
@@ -197,8 +198,6 @@ int cluster_of(int64_t n, int64_t k) {
   while (cluster < MAX_CLUSTER && cuda_ceil(k, cluster) > MAX_SHARE) cluster *= 2;
   return cluster;
 }
-
-bool aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace
 

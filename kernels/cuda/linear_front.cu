@@ -1,6 +1,7 @@
 /* linear_front.h. A row's sum of squares is taken by one block. */
 #include "kernels/cuda/linear_front.h"
 
+#include "kernels/cuda/aligned.h"
 #include "kernels/cuda/chain.h"
 #include "kernels/cuda/math.h"
 
@@ -62,8 +63,6 @@ __global__ __launch_bounds__(GATE_THREADS) void gate_kernel(const bf16 *gu, int 
   for (int e = 0; e < 8; e++) g.v[e] = g.v[e] * sigmoid_f32(g.v[e]) * u.v[e];
   pack_store(y + row * k + at, g);
 }
-
-bool aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace
 

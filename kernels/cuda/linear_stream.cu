@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/aligned.h"
 #include "kernels/cuda/tensor_map.h"
 
 /* Numbers of the smallest W: of less, blocks add up their parts for longer than they read. */
@@ -42,8 +43,6 @@ static float4 *parts() {
   CUDA_CHECK(cudaGetSymbolAddress(&p, stream_parts));
   return static_cast<float4 *>(p);
 }
-
-static bool aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool linear_stream_takes(Device *d, const Linear &l, Tensor x) {
   int64_t n = l.w_OK.dim[0], k = l.w_OK.dim[1];
